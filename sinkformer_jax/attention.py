@@ -1,0 +1,155 @@
+"""Multi-head attention with a chosen normalizer, and talking heads."""
+
+from collections.abc import Callable
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sinkformer_jax import sinkhorn
+
+# (logits, mask) -> float32 weights, both [batch, num_heads, q_length, kv_length]
+Normalizer = Callable[[jax.Array, jax.Array | None], jax.Array]
+
+# The collection that captured arrays are sown into. They come out with
+# `model.apply(..., mutable=['capture'])` and cost nothing without it.
+CAPTURE = 'capture'
+# The same for what is logged while training: a few numbers per layer.
+MONITOR = 'monitor'
+
+
+def _sinkhorn(num_iters: int) -> Normalizer:
+  def normalizer(logits, mask=None):
+    return sinkhorn.sinkhorn(logits, num_iters, mask)
+
+  return normalizer
+
+
+# What the names in a config mean. Each takes `num_iters`.
+NORMALIZERS: dict[str, Callable[[int], Normalizer]] = {
+  'softmax': lambda num_iters: sinkhorn.softmax,
+  'sinkhorn': _sinkhorn,
+}
+
+
+def sow(module: nn.Module, collection: str, name: str, value) -> None:
+  """Sows one array under `name`; a second call overwrites, never piles up."""
+  module.sow(
+    collection,
+    name,
+    value,
+    init_fn=lambda: None,
+    reduce_fn=lambda _, new: new,
+  )
+
+
+def kernel_init(gain: float = 1.0) -> nn.initializers.Initializer:
+  """Xavier (Glorot) normal with a gain: variance ``gain^2 2 / (in + out)``."""
+  return nn.initializers.variance_scaling(
+    gain**2, 'fan_avg', 'truncated_normal'
+  )
+
+
+def _identity(key, shape, dtype=jnp.float32):
+  del key
+  return jnp.eye(*shape, dtype=dtype)
+
+
+class MultiHeadAttention(nn.Module):
+  """Attention of `num_heads` heads over ``[batch, length, width]`` tokens.
+
+  Captures ``logits``, the matrices given to the normalizer, and ``attention``,
+  what multiplies the values (before dropout), each
+  ``[batch, num_heads, q_length, kv_length]``. Monitors ``row_error`` and
+  ``column_error`` of the normalizer's result, the largest of the batch.
+
+  Attributes:
+    num_heads: number of heads; has to divide the width.
+    normalizer: turns logits into weights, see `Normalizer`.
+    talking_heads: mixes heads linearly before and after the normalizer
+      (Shazeer et al. 2020), both mixes started at the identity. Head g's rows
+      then sum to the sum of column g of the second mix.
+    dropout_rate: dropout of attention weights.
+    deterministic: no dropout.
+    value_gain: gain of the initial value kernel, see `kernel_init`.
+    output_gain: gain of the initial output kernel.
+    dtype: of activations; logits and weights are float32 at least.
+  """
+
+  num_heads: int
+  normalizer: Normalizer
+  talking_heads: bool = False
+  dropout_rate: float = 0.0
+  deterministic: bool = True
+  value_gain: float = 1.0
+  output_gain: float = 1.0
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    queries: jax.Array,
+    keys_values: jax.Array,
+    mask: jax.Array | None = None,
+  ) -> jax.Array:
+    """Attends from `queries` to `keys_values`.
+
+    Args:
+      queries: ``[batch, q_length, width]``.
+      keys_values: ``[batch, kv_length, width]``.
+      mask: ``[batch, 1, q_length, kv_length]``, True where both are valid.
+
+    Returns:
+      ``[batch, q_length, width]``.
+    """
+    width = queries.shape[-1]
+    if width % self.num_heads:
+      raise ValueError(
+        f'num_heads={self.num_heads} does not divide the width {width}.'
+      )
+    head_dim = width // self.num_heads
+
+    def dense(name, inputs, gain=1.0):
+      return nn.Dense(
+        width, kernel_init=kernel_init(gain), dtype=self.dtype, name=name
+      )(inputs)
+
+    def split_heads(x):
+      return x.reshape(*x.shape[:-1], self.num_heads, head_dim)
+
+    query = split_heads(dense('query', queries))
+    key = split_heads(dense('key', keys_values))
+    value = split_heads(dense('value', keys_values, self.value_gain))
+
+    logits = jnp.einsum(
+      'bqhd,bkhd->bhqk',
+      query / jnp.sqrt(head_dim).astype(query.dtype),
+      key,
+      preferred_element_type=jnp.promote_types(self.dtype, jnp.float32),
+    )
+    if self.talking_heads:
+      mix = self.param('logits_mix', _identity, (self.num_heads,) * 2)
+      logits = jnp.einsum('bhqk,hg->bgqk', logits, mix)
+    sow(self, CAPTURE, 'logits', logits)
+
+    weights = self.normalizer(logits, mask)
+    self._monitor(weights, mask)
+    if self.talking_heads:
+      mix = self.param('weights_mix', _identity, (self.num_heads,) * 2)
+      weights = jnp.einsum('bhqk,hg->bgqk', weights, mix)
+    sow(self, CAPTURE, 'attention', weights)
+
+    weights = nn.Dropout(self.dropout_rate, deterministic=self.deterministic)(
+      weights
+    )
+    mixed = jnp.einsum('bhqk,bkhd->bqhd', weights.astype(self.dtype), value)
+    mixed = mixed.reshape(*mixed.shape[:-2], width)
+    return dense('out', mixed, self.output_gain)
+
+  def _monitor(self, weights, mask):
+    row_error, column_error = sinkhorn.marginal_errors(
+      jax.lax.stop_gradient(weights), mask
+    )
+    sow(self, MONITOR, 'row_error', row_error.max())
+    sow(self, MONITOR, 'column_error', column_error.max())

@@ -1,0 +1,184 @@
+"""Checks of a config before data or devices are touched."""
+
+from collections.abc import Callable, Mapping
+import json
+from typing import Any
+
+import ml_collections
+
+from sinkformer_jax import attention
+from sinkformer_jax import data
+from sinkformer_jax import errors
+from sinkformer_jax import models
+
+# A rule says in words what a value must be, or None if it is right.
+Rule = Callable[[Any], str | None]
+
+
+def _integer(least: int) -> Rule:
+  def rule(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+      if value >= least:
+        return None
+    return f'an integer of at least {least}'
+
+  return rule
+
+
+def _number(least: float, below: float = float('inf')) -> Rule:
+  words = f'a number from {least:g}'
+  words += f' to below {below:g}' if below < float('inf') else ' up'
+
+  def rule(value):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return None if is_number and least <= value < below else words
+
+  return rule
+
+
+def _one_of(*choices: str) -> Rule:
+  return lambda x: None if x in choices else f'one of {", ".join(choices)}'
+
+
+def _boolean(value):
+  return None if isinstance(value, bool) else 'True or False'
+
+
+def _text(value):
+  if isinstance(value, str) and value != 'None':
+    return None
+  return "a text; '' if unset"
+
+
+def _steps(value):
+  if isinstance(value, tuple) and all(_integer(0)(x) is None for x in value):
+    return None
+  return 'a tuple of steps, like (0, 100)'
+
+
+RULES: dict[str, Rule] = {
+  'seed': _integer(0),
+  'total_steps': _integer(1),
+  'batch_size': _integer(1),
+  'eval_batch_size': _integer(1),
+  'log_every_steps': _integer(1),
+  'eval_every_steps': _integer(1),
+  'checkpoint.every_steps': _integer(1),
+  'checkpoint.keep': _integer(1),
+  'checkpoint.keep_steps': _steps,
+  'data.name': _one_of(*data.DATASETS),
+  'data.source': _text,
+  'data.dir': _text,
+  'model.name': _one_of(*models.MODELS),
+  'model.num_layers': _integer(1),
+  'model.width': _integer(1),
+  'model.num_heads': _integer(1),
+  'model.ffn_dim': _integer(1),
+  'model.patch_size': _integer(1),
+  'model.pooling': _one_of(*models.POOLINGS),
+  'model.normalizer': _one_of(*attention.NORMALIZERS),
+  'model.num_iters': _integer(0),
+  'model.norm_position': _one_of('pre', 'post'),
+  'model.skip': _boolean,
+  'model.ffn': _boolean,
+  'model.talking_heads': _boolean,
+  'model.deepnorm': _boolean,
+  'model.dropout_rate': _number(0, 1),
+  'model.dtype': _one_of('float32', 'bfloat16'),
+  'model.remat': _boolean,
+  'optimizer.learning_rate': _number(0),
+  'optimizer.schedule': _one_of('constant', 'cosine', 'step'),
+  'optimizer.warmup_steps': _integer(0),
+  'optimizer.step_boundaries': _steps,
+  'optimizer.step_factor': _number(0),
+  'optimizer.b1': _number(0, 1),
+  'optimizer.b2': _number(0, 1),
+  'optimizer.epsilon': _number(0),
+  'optimizer.weight_decay': _number(0),
+  'optimizer.clip_norm': _number(0),
+}
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Refuses a config that could not be trained.
+
+  Args:
+    config: a whole config.
+
+  Raises:
+    errors.ConfigError: names the field, its value, and what it must be.
+  """
+  fields = flatten(config.to_dict())
+  for field in fields.keys() - RULES.keys():
+    raise errors.ConfigError(f'config.{field} is not a field that is known.')
+  for field, rule in RULES.items():
+    if field not in fields:
+      raise errors.ConfigError(f'config.{field} is missing.')
+    wanted = rule(fields[field])
+    if wanted:
+      raise errors.ConfigError(
+        f'config.{field}={fields[field]!r} must be {wanted}.'
+      )
+  _check_combinations(config)
+
+
+def _check_combinations(config):
+  model, optimizer = config.model, config.optimizer
+  dataset = data.DATASETS[config.data.name]
+  if model.width % model.num_heads:
+    raise errors.ConfigError(
+      f'config.model.num_heads={model.num_heads} does not divide'
+      f' config.model.width={model.width}.'
+    )
+  height, width, _ = dataset.INPUT_SHAPE
+  if height % model.patch_size or width % model.patch_size:
+    raise errors.ConfigError(
+      f'config.model.patch_size={model.patch_size} does not divide the'
+      f' {height} x {width} images of {config.data.name}.'
+    )
+  if model.deepnorm and model.norm_position != 'post':
+    raise errors.ConfigError(
+      'config.model.deepnorm=True needs config.model.norm_position=post.'
+    )
+  sources = ('auto', *dataset.SOURCES)
+  if config.data.source not in sources:
+    raise errors.ConfigError(
+      f'config.data.source={config.data.source!r} must be one of'
+      f' {", ".join(sources)}.'
+    )
+  if optimizer.warmup_steps > config.total_steps:
+    raise errors.ConfigError(
+      f'config.optimizer.warmup_steps={optimizer.warmup_steps} is more than'
+      f' config.total_steps={config.total_steps}.'
+    )
+  if bool(optimizer.step_boundaries) != (optimizer.schedule == 'step'):
+    raise errors.ConfigError(
+      f'config.optimizer.step_boundaries={optimizer.step_boundaries} goes with'
+      f" schedule 'step', which needs it; here it is {optimizer.schedule!r}."
+    )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """``{'model.width': 128, ...}`` of a nested dict."""
+  fields = {}
+  for name, value in config.items():
+    if isinstance(value, Mapping):
+      fields.update(flatten(value, f'{prefix}{name}.'))
+    else:
+      fields[prefix + name] = value
+  return fields
+
+
+def differences(
+  old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+  """Fields that differ between nested dicts: ``{field: (old, new)}``.
+
+  Tuples count as the lists that JSON makes of them.
+  """
+  old, new = (flatten(json.loads(json.dumps(x))) for x in (old, new))
+  return {
+    field: (old.get(field), new.get(field))
+    for field in sorted(old.keys() | new.keys())
+    if old.get(field) != new.get(field)
+  }

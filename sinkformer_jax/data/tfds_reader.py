@@ -1,0 +1,131 @@
+"""TensorFlow Datasets: preparing needs TensorFlow, reading does not."""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+
+import numpy as np
+
+from sinkformer_jax import errors
+
+_PROBE_TIMEOUT_S = 20
+
+
+def data_dirs(extra: str = '') -> list[pathlib.Path]:
+  """Where prepared sets are looked for: `extra`, then TFDS's own place."""
+  default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
+  return [pathlib.Path(x).expanduser() for x in (extra, default) if x]
+
+
+def can_prepare() -> bool:
+  """Whether TensorFlow is installed."""
+  return importlib.util.find_spec('tensorflow') is not None
+
+
+def is_prepared(name: str, data_dir: pathlib.Path) -> bool:
+  """Whether `data_dir` holds the set; looks at files only."""
+  return any(data_dir.glob(f'{name}/*/dataset_info.json'))
+
+
+def read(
+  name: str, data_dir: pathlib.Path, split: str, fields: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+  """Reads a split of a prepared set into arrays. Never uses the network.
+
+  Args:
+    name: name of the set in TFDS.
+    data_dir: directory of prepared sets.
+    split: name of the split.
+    fields: names of the fields to read.
+
+  Returns:
+    ``{field: [examples, ...]}``.
+
+  Raises:
+    errors.DataError: if the set cannot be read.
+  """
+  import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
+
+  try:
+    source = tfds.data_source(
+      name, data_dir=str(data_dir), split=split, download=False
+    )
+    columns = {field: [] for field in fields}
+    for example in source:
+      for field in fields:
+        columns[field].append(example[field])
+    return {field: np.stack(x) for field, x in columns.items()}
+  except Exception as error:
+    raise errors.DataError(
+      f'the prepared set {name!r} in {data_dir} cannot be read'
+      f' ({type(error).__name__}: {error}); prepare it anew with'
+      ' `python -m launch.prepare_data`.'
+    ) from error
+
+
+def prepare(
+  name: str,
+  data_dir: pathlib.Path,
+  probe_url: str,
+  files_dir: pathlib.Path | None = None,
+) -> None:
+  """Downloads and prepares a set, or prepares it from downloaded files.
+
+  Leaves nothing half-made behind when it fails.
+
+  Args:
+    name: name of the set in TFDS.
+    data_dir: where to put it.
+    probe_url: an address of the set's host. It is tried first, since TFDS
+      itself waits without end for a network that does not answer.
+    files_dir: directory with the original files; None to download them.
+
+  Raises:
+    errors.DataError: if TensorFlow, the network or a file is missing.
+  """
+  if not can_prepare():
+    raise errors.DataError(
+      'preparing a TFDS set needs TensorFlow: pip install -r'
+      ' requirements-data.txt'
+    )
+  if files_dir is None:
+    _probe(probe_url)
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+
+  # TensorFlow must leave accelerators to JAX.
+  tf.config.set_visible_devices([], 'GPU')
+  existed = data_dir.exists()
+  downloads = data_dir / 'downloads'
+  try:
+    tfds.builder(
+      name, data_dir=str(data_dir), file_format='array_record'
+    ).download_and_prepare(
+      download_dir=str(downloads),
+      download_config=tfds.download.DownloadConfig(
+        manual_dir=str(files_dir) if files_dir else None
+      ),
+    )
+  except Exception as error:
+    if not is_prepared(name, data_dir):
+      shutil.rmtree(data_dir / name, ignore_errors=True)
+    if not existed:
+      shutil.rmtree(data_dir, ignore_errors=True)
+    raise errors.DataError(
+      f'TFDS could not prepare {name!r} in {data_dir}'
+      f' ({type(error).__name__}: {error}).'
+    ) from error
+
+
+def _probe(url):
+  import requests
+
+  try:
+    requests.head(url, timeout=_PROBE_TIMEOUT_S)
+  except requests.RequestException as error:
+    raise errors.DataError(
+      f'no network: {url} does not answer ({type(error).__name__}). Prepare'
+      ' the set from downloaded files instead: python -m launch.prepare_data'
+      ' --files=DIR'
+    ) from error

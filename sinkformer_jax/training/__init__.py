@@ -1,0 +1,7 @@
+"""Training, checkpoints, evaluation, and opening of runs."""
+
+from sinkformer_jax.training.loop import train_and_evaluate
+from sinkformer_jax.training.runs import Run
+from sinkformer_jax.training.runs import load_run
+
+__all__ = ['Run', 'load_run', 'train_and_evaluate']

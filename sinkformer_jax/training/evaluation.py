@@ -1,0 +1,101 @@
+"""Evaluation: every example once, weighted by count."""
+
+from collections.abc import Callable
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+
+from sinkformer_jax import data
+
+logger = logging.getLogger(__name__)
+
+# Above this, attention weights should not be called doubly stochastic.
+COLUMN_ERROR_THRESHOLD = 1e-2
+
+
+def evaluate(
+  eval_step: Callable[[Any, dict], dict[str, jax.Array]],
+  params: Any,
+  dataset: data.Dataset,
+  split: str,
+  batch_size: int,
+  batch_sharding: jax.sharding.Sharding | None = None,
+  should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
+  """Loss, accuracy and marginal errors of a split.
+
+  Args:
+    eval_step: see `steps.make_eval_step`.
+    params: parameters of the model.
+    dataset: the data set.
+    split: 'train', 'validation' or 'test'.
+    batch_size: examples in a batch; the result does not depend on it.
+    batch_sharding: where batches go.
+    should_stop: asked between batches.
+
+  Returns:
+    ``loss``, ``accuracy``, ``count``, and the largest ``row_error`` and
+    ``column_error`` of the attention weights used, over the split; their lists
+    ``..._by_layer`` too. None if stopped: a part of a split is no result.
+  """
+  losses, correct, by_layer = [], [], []
+  for batch in data.eval_batches(dataset, split, batch_size):
+    if should_stop():
+      return None
+    mask = batch.pop('_mask')
+    result = jax.device_get(
+      eval_step(params, jax.device_put(batch, batch_sharding))
+    )
+    losses.append(result['loss'][mask])
+    correct.append(result['correct'][mask])
+    by_layer.append((result['row_error'], result['column_error']))
+  # Summed in float64, so that batches of any size give the same mean.
+  losses = np.concatenate(losses).astype(np.float64)
+  correct = np.concatenate(correct).astype(np.float64)
+  row_error, column_error = np.max(by_layer, axis=0)
+  return {
+    'loss': losses.mean(),
+    'accuracy': correct.mean(),
+    'count': len(losses),
+    **marginals(row_error, column_error),
+  }
+
+
+def marginals(row_error: np.ndarray, column_error: np.ndarray) -> dict:
+  """Marginal errors of the layers, as they are logged.
+
+  Args:
+    row_error: ``[num_layers]``.
+    column_error: ``[num_layers]``.
+
+  Returns:
+    The largest of each, and the lists ``..._by_layer``.
+  """
+  return {
+    'row_error': float(row_error.max()),
+    'column_error': float(column_error.max()),
+    'row_error_by_layer': [float(x) for x in row_error],
+    'column_error_by_layer': [float(x) for x in column_error],
+  }
+
+
+def warn_of_columns(normalizer: str, result: dict[str, Any]) -> None:
+  """Warns if Sinkhorn weights have columns far from their sums."""
+  if normalizer != 'sinkhorn':
+    return
+  layers = [
+    i
+    for i, x in enumerate(result['column_error_by_layer'], start=1)
+    if x > COLUMN_ERROR_THRESHOLD
+  ]
+  if layers:
+    logger.warning(
+      'column sums of attention are off by up to %.2g (threshold %.2g) in'
+      ' layers %s: these weights are not doubly stochastic; more'
+      ' config.model.num_iters would bring them nearer.',
+      result['column_error'],
+      COLUMN_ERROR_THRESHOLD,
+      layers,
+    )

@@ -1,0 +1,291 @@
+"""The training loop."""
+
+import dataclasses
+import functools
+import logging
+import os
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from sinkformer_jax import configuration
+from sinkformer_jax import data
+from sinkformer_jax import errors
+from sinkformer_jax import models
+from sinkformer_jax.training import checkpoints
+from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import interruption
+from sinkformer_jax.training import metrics as metrics_lib
+from sinkformer_jax.training import optimizer
+from sinkformer_jax.training import sharding
+from sinkformer_jax.training import steps
+from sinkformer_jax.training import workdir as workdir_lib
+
+logger = logging.getLogger(__name__)
+
+
+def train_and_evaluate(
+  config: ml_collections.ConfigDict, workdir: str | os.PathLike
+) -> dict[str, Any] | None:
+  """Trains from scratch or from the newest checkpoint, then evaluates.
+
+  A resumed run sees the batches and random keys that an uninterrupted one
+  would have seen; on CPU its parameters are equal bit for bit.
+
+  Args:
+    config: a whole config.
+    workdir: the run directory; made if it is not there. SIGTERM and Ctrl-C
+      leave a checkpoint of the last finished step in it.
+
+  Returns:
+    What `result.json` holds, or None if a signal stopped the run before its
+    end. A finished run is returned as it is; nothing is changed.
+
+  Raises:
+    errors.UserError: for a config, data or directory that cannot be used, and
+      for a loss or gradient that is not finite.
+  """
+  configuration.check(config)
+  workdir = workdir_lib.normalize(workdir)
+  with workdir_lib.claim(workdir, config):
+    if (workdir / 'result.json').exists():
+      logger.info('%s is finished; nothing to do.', workdir)
+      return workdir_lib.read_json(workdir / 'result.json')
+    with interruption.StopSignal() as stop:
+      return _Training(config, workdir, stop).run()
+
+
+@dataclasses.dataclass
+class _Position:
+  """How far a training is: the state after `step` updates."""
+
+  step: int
+  state: steps.TrainState
+
+
+class _Training:
+  """What one start of a training needs."""
+
+  def __init__(self, config, workdir, stop):
+    self.config, self.workdir, self.stop = config, workdir, stop
+    self.mesh = sharding.create_mesh()
+    sharding.check_batch_sizes(
+      self.mesh,
+      batch_size=config.batch_size,
+      eval_batch_size=config.eval_batch_size,
+    )
+    self.dataset = data.load(config.data)
+    self.steps_per_epoch = data.steps_per_epoch(self.dataset, config.batch_size)
+    self.model = models.create_model(config.model, self.dataset.info)
+    tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
+    self.create_state = functools.partial(
+      steps.create_state, self.model, tx, self.dataset.info, config.seed
+    )
+    self.train_step = steps.make_train_step(
+      self.model,
+      tx,
+      optimizer.create_schedule(config.optimizer, config.total_steps),
+      config.seed,
+      self.mesh,
+    )
+    self.eval_step = steps.make_eval_step(self.model, self.mesh)
+
+  def run(self):
+    config = self.config
+    with checkpoints.Checkpoints(
+      self.workdir,
+      keep=config.checkpoint.keep,
+      keep_steps=config.checkpoint.keep_steps,
+      writable=True,
+    ) as saved:
+      position = self._start(saved)
+      workdir_lib.record_start(
+        self.workdir, self.dataset.info, position.step
+      )
+      with (
+        metrics_lib.MetricWriter(self.workdir, position.step) as writer,
+        metrics_lib.Progress(position.step, config.total_steps) as progress,
+      ):
+        finished = self._train(position, saved, writer, progress)
+        result = finished and self._finish(position, writer)
+      if not result:
+        logger.info(
+          'Stopped after step %d of %d. The same command goes on from there.',
+          position.step,
+          config.total_steps,
+        )
+        return None
+    return result
+
+  def _start(self, saved):
+    """The newest checkpoint, or a fresh state, which is saved as step 0."""
+    replicated = sharding.replicated(self.mesh)
+    if saved.steps:
+      abstract = checkpoints.abstract(
+        jax.eval_shape(self.create_state), replicated
+      )
+      state = saved.restore(abstract)
+      step = int(state.step)
+      logger.info('Going on from step %d in %s', step, self.workdir)
+      return _Position(step, state)
+    logger.info('Starting in %s', self.workdir)
+    state = jax.jit(self.create_state, out_shardings=replicated)()
+    logger.info(
+      '%d parameters, %d steps of %d examples, %d steps an epoch',
+      sum(x.size for x in jax.tree.leaves(state.params)),
+      self.config.total_steps,
+      self.config.batch_size,
+      self.steps_per_epoch,
+    )
+    saved.save(0, state)
+    return _Position(0, state)
+
+  def _train(self, position, saved, writer, progress):
+    """Trains to the end; False if a signal came first."""
+    config = self.config
+    logged = writer.lines[-1] if writer.lines else {}
+    start = time.monotonic() - logged.get('elapsed_s', 0.0)
+    if self._evaluation_is_due(position.step) and not any(
+      x['step'] == position.step and 'validation/loss' in x
+      for x in writer.lines
+    ):
+      # The signal that stopped the last start came during this evaluation.
+      self._validate(position, writer)
+    pending, clock = None, (position.step, time.monotonic())
+    while position.step < config.total_steps and not self.stop.requested:
+      batch = jax.device_put(
+        data.train_batch(
+          self.dataset, position.step, config.batch_size, config.seed
+        ),
+        sharding.split_batch(self.mesh),
+      )
+      position.state, metrics = self.train_step(position.state, batch)
+      position.step += 1
+      step = position.step
+      # Metrics are looked at one step late, so that the host prepares a batch
+      # while the device computes; before anything is kept, at once.
+      if pending:
+        self._check_finite(*pending, saved)
+      pending = (step, metrics)
+      shown = {}
+      last = step == config.total_steps
+      if step % config.log_every_steps == 0 or last:
+        self._check_finite(*pending, saved)
+        now = time.monotonic()
+        rate = (step - clock[0]) * config.batch_size / (now - clock[1])
+        clock = (step, now)
+        shown = self._log(step, metrics, rate, now - start, writer)
+      progress.update(step, shown)
+      if self._evaluation_is_due(step):
+        self._check_finite(*pending, saved)
+        self._validate(position, writer)
+        clock = (step, time.monotonic())
+      if step % config.checkpoint.every_steps == 0 or last or (
+        step in config.checkpoint.keep_steps
+      ):
+        self._check_finite(*pending, saved)
+        saved.save(step, position.state)
+    if self.stop.requested and position.step:
+      if pending:
+        self._check_finite(*pending, saved)
+      saved.save(position.step, position.state)
+    return position.step == config.total_steps and not self.stop.requested
+
+  def _evaluation_is_due(self, step):
+    every = self.config.eval_every_steps
+    return step > 0 and step % every == 0 and step < self.config.total_steps
+
+  def _check_finite(self, step, metrics, saved):
+    """Stops a run gone wrong before its state can reach a checkpoint."""
+    watched = ('loss', 'gradient_norm', 'parameter_norm')
+    values = {name: float(metrics[name]) for name in watched}
+    if np.isfinite(list(values.values())).all():
+      return
+    hidden = np.asarray(metrics['hidden_max'])
+    bad = np.flatnonzero(~np.isfinite(hidden))
+    where = (
+      f'the forward pass is finite up to layer {bad[0]} of {len(hidden)}, the'
+      f' first bad layer is {bad[0] + 1}'
+      if len(bad)
+      else 'the forward pass is finite in all layers, the backward pass or the'
+      ' update is not'
+    )
+    listed = ', '.join(f'{k}={v:g}' for k, v in values.items())
+    raise errors.RunError(
+      f'step {step}: {listed}; {where}. Nothing of this was saved; the newest'
+      f' good checkpoint is {saved.directory / str(saved.steps[-1])}. Start'
+      ' anew with a lower config.optimizer.learning_rate or longer'
+      ' config.optimizer.warmup_steps.'
+    )
+
+  def _log(self, step, metrics, examples_per_second, elapsed_s, writer):
+    """Writes the metrics of a training step; returns those to be shown."""
+    metrics = jax.device_get(metrics)
+    marginals = evaluation.marginals(
+      metrics['row_error'], metrics['column_error']
+    )
+    names = (
+      'loss', 'accuracy', 'learning_rate', 'gradient_norm', 'parameter_norm'
+    )
+    train = {**{x: float(metrics[x]) for x in names}, **marginals}
+    writer.write(
+      step,
+      {
+        'epoch': step / self.steps_per_epoch,
+        **{f'train/{name}': value for name, value in train.items()},
+        'examples_per_second': examples_per_second,
+        'elapsed_s': elapsed_s,
+      },
+    )
+    shown = ('loss', 'accuracy', 'learning_rate', 'column_error')
+    return {name: train[name] for name in shown}
+
+  def _evaluate(self, position, split):
+    return evaluation.evaluate(
+      self.eval_step,
+      position.state.params,
+      self.dataset,
+      split,
+      self.config.eval_batch_size,
+      sharding.split_batch(self.mesh),
+      lambda: self.stop.requested,
+    )
+
+  def _validate(self, position, writer):
+    result = self._evaluate(position, 'validation')
+    if result is not None:
+      writer.write(
+        position.step, {f'validation/{k}': v for k, v in result.items()}
+      )
+      logger.info(
+        'step %d  validation loss %.4f accuracy %.4f',
+        position.step,
+        result['loss'],
+        result['accuracy'],
+      )
+
+  def _finish(self, position, writer):
+    """Final numbers, from the last parameters; None if a signal came."""
+    validation = self._evaluate(position, 'validation')
+    test = validation and self._evaluate(position, 'test')
+    if not test:
+      return None
+    writer.write(
+      position.step, {f'validation/{k}': v for k, v in validation.items()}
+    )
+    trained = [x for x in writer.lines if 'elapsed_s' in x]
+    result = {
+      'step': position.step,
+      'epochs': position.step / self.steps_per_epoch,
+      'train_s': trained[-1]['elapsed_s'],
+      'validation': validation,
+      'test': test,
+      'data': self.dataset.info.provenance['origin'],
+      'notice': self.dataset.info.provenance['notice'],
+    }
+    workdir_lib.write_json(self.workdir / 'result.json', result)
+    evaluation.warn_of_columns(self.config.model.normalizer, test)
+    return result

@@ -1,0 +1,107 @@
+"""Metrics of a run: `metrics.jsonl`, TensorBoard, and progress for people."""
+
+from collections.abc import Mapping
+import json
+import logging
+import pathlib
+import sys
+import time
+from typing import Any
+
+import tensorboardX
+import tqdm
+
+logger = logging.getLogger(__name__)
+
+
+class MetricWriter:
+  """Writes one JSON object a logged step, and the numbers to TensorBoard.
+
+  A context manager. Lines of steps beyond `last_step`, which an interrupted
+  start has left behind and this one will write again, are dropped.
+  """
+
+  def __init__(self, workdir: pathlib.Path, last_step: int):
+    self._path = workdir / 'metrics.jsonl'
+    self.lines = [x for x in read_metrics(workdir) if x['step'] <= last_step]
+    rewritten = self._path.with_suffix('.tmp')
+    with rewritten.open('w') as f:
+      f.writelines(json.dumps(x) + '\n' for x in self.lines)
+    rewritten.replace(self._path)
+    self._file = self._path.open('a')
+    self._tensorboard = tensorboardX.SummaryWriter(
+      str(workdir / 'tensorboard'), purge_step=last_step + 1
+    )
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception):
+    self._file.close()
+    self._tensorboard.close()
+
+  def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Writes numbers, or lists of numbers (one a layer), of a step."""
+    line = {'step': step, **metrics}
+    self.lines.append(line)
+    self._file.write(json.dumps(line) + '\n')
+    self._file.flush()
+    for name, value in metrics.items():
+      if not isinstance(value, list):
+        self._tensorboard.add_scalar(name, value, step)
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """The lines of `metrics.jsonl`; a last one cut off by a kill is left out."""
+  path = workdir / 'metrics.jsonl'
+  lines = []
+  for line in path.read_text().splitlines() if path.exists() else ():
+    try:
+      lines.append(json.loads(line))
+    except json.JSONDecodeError:
+      logger.warning('%s: dropped an incomplete line', path)
+  return lines
+
+
+class Progress:
+  """A bar with rate and time left on a terminal, plain lines elsewhere."""
+
+  def __init__(self, first_step: int, total_steps: int):
+    self._first, self._total = first_step, total_steps
+    self._start = None
+    self._bar = tqdm.tqdm(
+      total=total_steps,
+      initial=first_step,
+      unit='step',
+      disable=not sys.stderr.isatty(),
+      dynamic_ncols=True,
+    )
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception):
+    self._bar.close()
+
+  def update(self, step: int, metrics: Mapping[str, float]) -> None:
+    """Says that `step` steps are done; `metrics` are shown if there are any."""
+    if self._start is None:
+      # The first step includes compilation: rates are counted from here.
+      self._start, self._first = time.monotonic(), step
+    self._bar.update(step - self._bar.n)
+    if not metrics:
+      return
+    shown = {k.removeprefix('train/'): f'{v:.4g}' for k, v in metrics.items()}
+    if self._bar.disable:
+      words = ' '.join(f'{k} {v}' for k, v in shown.items())
+      logger.info('step %d/%d  %s%s', step, self._total, words, self._left(step))
+    else:
+      self._bar.set_postfix(shown)
+
+  def _left(self, step):
+    done = step - self._first
+    if not done:
+      return ''
+    seconds = (time.monotonic() - self._start) / done
+    left = tqdm.tqdm.format_interval((self._total - step) * seconds)
+    return f'  {seconds:.3g} s/step, {left} left'

@@ -1,0 +1,129 @@
+"""State, training step and evaluation step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from sinkformer_jax import attention
+from sinkformer_jax import data
+from sinkformer_jax.training import sharding
+
+Metrics = dict[str, jax.Array]
+
+
+@flax.struct.dataclass
+class TrainState:
+  """What a checkpoint holds.
+
+  Attributes:
+    step: number of updates made.
+    params: parameters, float32.
+    opt_state: of the optax transformation.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+
+
+def create_state(
+  model: nn.Module,
+  tx: optax.GradientTransformation,
+  info: data.DatasetInfo,
+  seed: int,
+) -> TrainState:
+  """Fresh state. Parameters depend on the seed, not on the normalizer."""
+  example = jnp.zeros((1, *info.input_shape))
+  params = model.init(jax.random.key(seed), example)['params']
+  return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+
+
+def make_train_step(
+  model: nn.Module,
+  tx: optax.GradientTransformation,
+  schedule: optax.Schedule,
+  seed: int,
+  mesh: jax.sharding.Mesh,
+) -> Callable[[TrainState, dict], tuple[TrainState, Metrics]]:
+  """Builds the jitted training step, which donates the state it is given.
+
+  Args:
+    model: the model.
+    tx: the optimizer.
+    schedule: learning rate, for the metrics.
+    seed: of dropout; every step has its own key.
+    mesh: devices.
+
+  Returns:
+    ``(state, batch) -> (state, metrics)``. Metrics are numbers, and for each
+    layer ``row_error``, ``column_error`` and ``hidden_max``.
+  """
+
+  def train_step(state, batch):
+    rngs = {'dropout': jax.random.fold_in(jax.random.key(seed), state.step)}
+
+    def loss_fn(params):
+      logits, sown = model.apply(
+        {'params': params},
+        batch['image'],
+        deterministic=False,
+        rngs=rngs,
+        mutable=[attention.MONITOR],
+      )
+      loss, correct = _score(logits, batch['label'])
+      return loss.mean(), (correct.mean(), monitored(sown))
+
+    (loss, (accuracy, by_layer)), gradient = jax.value_and_grad(
+      loss_fn, has_aux=True
+    )(state.params)
+    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {
+      'loss': loss,
+      'accuracy': accuracy,
+      'learning_rate': schedule(state.step),
+      'gradient_norm': optax.tree.norm(gradient),
+      'parameter_norm': optax.tree.norm(params),
+      **by_layer,
+    }
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  return jax.jit(
+    train_step, donate_argnums=0, out_shardings=sharding.replicated(mesh)
+  )
+
+
+def make_eval_step(
+  model: nn.Module, mesh: jax.sharding.Mesh
+) -> Callable[[Any, dict], Metrics]:
+  """Builds the jitted evaluation step.
+
+  Returns:
+    ``(params, batch) -> metrics``: for each example ``loss`` and ``correct``,
+    for each layer ``row_error``, ``column_error`` and ``hidden_max``.
+  """
+
+  def eval_step(params, batch):
+    logits, sown = model.apply(
+      {'params': params}, batch['image'], mutable=[attention.MONITOR]
+    )
+    loss, correct = _score(logits, batch['label'])
+    return {'loss': loss, 'correct': correct, **monitored(sown)}
+
+  return jax.jit(eval_step, out_shardings=sharding.replicated(mesh))
+
+
+def _score(logits, labels):
+  loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  return loss, (logits.argmax(-1) == labels).astype(jnp.float32)
+
+
+def monitored(sown) -> Metrics:
+  """What the blocks monitor, ``{name: [num_layers]}``."""
+  blocks = sown[attention.MONITOR]['encoder']['blocks']
+  return {**blocks['attention'], 'hidden_max': blocks['hidden_max']}

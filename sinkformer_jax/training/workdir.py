@@ -1,0 +1,172 @@
+"""A run directory: claimed for one config, with a record of every start."""
+
+from collections.abc import Mapping
+import contextlib
+import datetime
+import fcntl
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import ml_collections
+
+from sinkformer_jax import configuration
+from sinkformer_jax import data
+from sinkformer_jax import errors
+
+# Where the data lies may differ between machines; that it is the same data is
+# checked by its fingerprint.
+_MAY_DIFFER = ('data.dir', 'data.source')
+_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  """Writes a JSON file whole or not at all."""
+  temporary = path.with_name(path.name + '.tmp')
+  temporary.write_text(json.dumps(content, indent=2) + '\n')
+  temporary.replace(path)
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON file of a run.
+
+  Raises:
+    errors.RunError: if it is not there or damaged.
+  """
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError as error:
+    hint = ''
+    if (path.parent.parent / path.name).exists():
+      hint = f' Did you mean {path.parent.parent}?'
+    elif (path.parent.parent.parent / path.name).exists():
+      hint = f' Did you mean {path.parent.parent.parent}?'
+    raise errors.RunError(
+      f'{path.parent} is not a run directory: it has no {path.name}.{hint}'
+    ) from error
+  except (OSError, json.JSONDecodeError) as error:
+    raise errors.RunError(f'{path} cannot be read: {error}') from error
+
+
+def normalize(workdir: str | os.PathLike) -> pathlib.Path:
+  """Absolute path, with ``~`` resolved."""
+  return pathlib.Path(workdir).expanduser().absolute()
+
+
+@contextlib.contextmanager
+def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
+  """Makes the directory this run's, for as long as the context lasts.
+
+  Raises:
+    errors.RunError: if it cannot be written, is in use by another process, or
+      belongs to a run with another config.
+  """
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = (workdir / '.lock').open('w')
+  except OSError as error:
+    raise errors.RunError(
+      f'workdir {workdir} cannot be used: {error.strerror}. Choose another with'
+      ' --workdir.'
+    ) from error
+  with lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      raise errors.RunError(
+        f'workdir {workdir} is in use by another process.'
+      ) from error
+    _check_config(workdir, config)
+    yield
+
+
+def _check_config(workdir, config):
+  path = workdir / 'config.json'
+  new = config.to_dict()
+  if not path.exists():
+    if (workdir / 'checkpoints').exists():
+      raise errors.RunError(
+        f'{workdir} has checkpoints but no config.json; choose another workdir.'
+      )
+    write_json(path, new)
+    return
+  changed = configuration.differences(read_json(path), new)
+  changed = {k: v for k, v in changed.items() if k not in _MAY_DIFFER}
+  if changed:
+    listed = ', '.join(
+      f'config.{field} was {old!r} and is now {new!r}'
+      for field, (old, new) in changed.items()
+    )
+    raise errors.RunError(
+      f'{workdir} belongs to a run with another config: {listed}. Choose'
+      ' another --workdir, or the config of that run.'
+    )
+
+
+def record_start(
+  workdir: pathlib.Path, info: data.DatasetInfo, step: int
+) -> None:
+  """Adds this start to `provenance.json`.
+
+  Raises:
+    errors.RunError: if the run began with other data.
+  """
+  path = workdir / 'provenance.json'
+  dataset = {
+    'name': info.name,
+    'num_classes': info.num_classes,
+    'input_shape': list(info.input_shape),
+    'splits': dict(info.splits),
+    **info.provenance,
+  }
+  starts = []
+  if path.exists():
+    old = read_json(path)
+    if old['data']['fingerprint'] != dataset['fingerprint']:
+      raise errors.RunError(
+        f'{workdir} was trained on other data: {old["data"]["origin"]}, not'
+        f' {dataset["origin"]}. Choose another --workdir, or that data.'
+      )
+    starts = old['starts']
+  start = {
+    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+    'step': step,
+    'command': sys.argv,
+    'git_commit': _git_commit(),
+    'python': platform.python_version(),
+    'versions': {x: importlib.metadata.version(x) for x in _PACKAGES},
+    'platform': jax.default_backend(),
+    'devices': [x.device_kind for x in jax.devices()],
+  }
+  write_json(path, {'data': dataset, 'starts': [*starts, start]})
+
+
+def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
+  """The data set of a run, without loading it."""
+  recorded = read_json(workdir / 'provenance.json')['data']
+  return data.DatasetInfo(
+    name=recorded.pop('name'),
+    num_classes=recorded.pop('num_classes'),
+    input_shape=tuple(recorded.pop('input_shape')),
+    splits=recorded.pop('splits'),
+    provenance=recorded,
+  )
+
+
+def _git_commit():
+  """The commit of this code, '' where it is not a git checkout."""
+  command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+  folder = pathlib.Path(__file__).parent
+  try:
+    described = subprocess.run(
+      command, cwd=folder, capture_output=True, text=True, check=False
+    )
+  except FileNotFoundError:
+    return ''
+  return described.stdout.strip()
