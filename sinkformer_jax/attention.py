@@ -35,13 +35,14 @@ NORMALIZERS: dict[str, Callable[[int], Normalizer]] = {
 
 def sow(module: nn.Module, collection: str, name: str, value) -> None:
   """Sows one array under `name`; a second call overwrites, never piles up."""
-  module.sow(
-    collection,
-    name,
-    value,
-    init_fn=lambda: None,
-    reduce_fn=lambda _, new: new,
-  )
+  if not module.is_initializing():
+    module.sow(
+      collection,
+      name,
+      value,
+      init_fn=lambda: None,
+      reduce_fn=lambda _, new: new,
+    )
 
 
 def kernel_init(gain: float = 1.0) -> nn.initializers.Initializer:

@@ -1,6 +1,6 @@
 """Checks of a config before data or devices are touched."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import json
 from typing import Any
 
@@ -36,7 +36,8 @@ def _number(least: float, below: float = float('inf')) -> Rule:
   return rule
 
 
-def _one_of(*choices: str) -> Rule:
+def _one_of(choices: Collection[str]) -> Rule:
+  # Looked at when a config is checked: users may add to the choices.
   return lambda x: None if x in choices else f'one of {", ".join(choices)}'
 
 
@@ -66,28 +67,28 @@ RULES: dict[str, Rule] = {
   'checkpoint.every_steps': _integer(1),
   'checkpoint.keep': _integer(1),
   'checkpoint.keep_steps': _steps,
-  'data.name': _one_of(*data.DATASETS),
+  'data.name': _one_of(data.DATASETS),
   'data.source': _text,
   'data.dir': _text,
-  'model.name': _one_of(*models.MODELS),
+  'model.name': _one_of(models.MODELS),
   'model.num_layers': _integer(1),
   'model.width': _integer(1),
   'model.num_heads': _integer(1),
   'model.ffn_dim': _integer(1),
   'model.patch_size': _integer(1),
-  'model.pooling': _one_of(*models.POOLINGS),
-  'model.normalizer': _one_of(*attention.NORMALIZERS),
+  'model.pooling': _one_of(models.POOLINGS),
+  'model.normalizer': _one_of(attention.NORMALIZERS),
   'model.num_iters': _integer(0),
-  'model.norm_position': _one_of('pre', 'post'),
+  'model.norm_position': _one_of(('pre', 'post')),
   'model.skip': _boolean,
   'model.ffn': _boolean,
   'model.talking_heads': _boolean,
   'model.deepnorm': _boolean,
   'model.dropout_rate': _number(0, 1),
-  'model.dtype': _one_of('float32', 'bfloat16'),
+  'model.dtype': _one_of(('float32', 'bfloat16')),
   'model.remat': _boolean,
   'optimizer.learning_rate': _number(0),
-  'optimizer.schedule': _one_of('constant', 'cosine', 'step'),
+  'optimizer.schedule': _one_of(('constant', 'cosine', 'step')),
   'optimizer.warmup_steps': _integer(0),
   'optimizer.step_boundaries': _steps,
   'optimizer.step_factor': _number(0),

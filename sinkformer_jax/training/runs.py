@@ -12,8 +12,12 @@ import ml_collections
 
 from sinkformer_jax import attention
 from sinkformer_jax import data
+from sinkformer_jax import errors
 from sinkformer_jax import models
 from sinkformer_jax.training import checkpoints
+from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import sharding
+from sinkformer_jax.training import steps
 from sinkformer_jax.training import workdir as workdir_lib
 
 
@@ -26,7 +30,7 @@ class Run:
     config: the config it was trained with.
     info: its data set.
     model: its model.
-    params: parameters at `step`, on the first device.
+    params: parameters at `step`, on every device.
     step: which checkpoint they are from.
   """
 
@@ -65,8 +69,46 @@ def load_run(
   example = jnp.zeros((1, *info.input_shape))
   with checkpoints.Checkpoints(workdir) as saved:
     shapes = jax.eval_shape(model.init, jax.random.key(0), example)['params']
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = checkpoints.abstract(shapes, here)
+    everywhere = sharding.replicated(sharding.create_mesh())
+    abstract = checkpoints.abstract(shapes, everywhere)
     params = saved.restore({'params': abstract}, step)['params']
     step = saved.steps[-1] if step is None else step
   return Run(workdir, config, info, model, params, step)
+
+
+def evaluate_run(
+  run: Run, dataset: data.Dataset, split: str, batch_size: int
+) -> dict[str, Any]:
+  """Loss, accuracy and marginal errors of a run on a split.
+
+  Args:
+    run: an opened run.
+    dataset: the data it was trained on.
+    split: 'train', 'validation' or 'test'.
+    batch_size: examples in a batch; the result does not depend on it.
+
+  Returns:
+    See `evaluation.evaluate`.
+
+  Raises:
+    errors.RunError: if `dataset` is not the data of the run.
+    errors.ConfigError: if the devices do not divide the batch.
+  """
+  ours, theirs = (x.provenance for x in (run.info, dataset.info))
+  if ours['fingerprint'] != theirs['fingerprint']:
+    raise errors.RunError(
+      f'{run.workdir} was trained on {ours["origin"]} {dict(run.info.splits)},'
+      f' not on {theirs["origin"]} {dict(dataset.info.splits)}.'
+    )
+  mesh = sharding.create_mesh()
+  sharding.check_batch_sizes(mesh, eval_batch_size=batch_size)
+  result = evaluation.evaluate(
+    steps.make_eval_step(run.model, mesh),
+    run.params,
+    dataset,
+    split,
+    batch_size,
+    sharding.split_batch(mesh),
+  )
+  evaluation.warn_of_columns(run.config.model.normalizer, result)
+  return result

@@ -1,0 +1,68 @@
+"""Evaluates a run: `python -m launch.evaluate --workdir=runs/NAME/seed0`.
+
+Prints loss, accuracy, and for each layer how far attention was from doubly
+stochastic. Works on unfinished runs and on any number of devices.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from launch import cli
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Run directory.')
+_STEP = flags.DEFINE_integer(
+  'step', None, 'Checkpoint; the newest if not given.', lower_bound=0
+)
+_SPLIT = flags.DEFINE_enum(
+  'split', 'test', ['train', 'validation', 'test'], 'Which split.'
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size', 256, 'Examples in a batch.', lower_bound=1
+)
+_DATA_DIR = flags.DEFINE_string(
+  'data_dir', '', "Directory of data sets; the run's own if not given."
+)
+_OUTPUT = flags.DEFINE_string(
+  'output', '', 'JSON file to write the result to; must not exist.'
+)
+flags.mark_flag_as_required('workdir')
+
+
+def main() -> None:
+  """Evaluates and prints."""
+  from sinkformer_jax import data
+  from sinkformer_jax import errors
+  from sinkformer_jax import training
+
+  output = pathlib.Path(_OUTPUT.value).expanduser() if _OUTPUT.value else None
+  if output and output.exists():
+    raise errors.UserError(f'--output={output} exists; choose another name.')
+  run = training.load_run(_WORKDIR.value, _STEP.value)
+  with run.config.unlocked():
+    run.config.data.dir = _DATA_DIR.value or run.config.data.dir
+  result = training.evaluate_run(
+    run, data.load(run.config.data), _SPLIT.value, _BATCH_SIZE.value
+  )
+  print(
+    f'{run.workdir} step {run.step}, {_SPLIT.value}: loss'
+    f' {result["loss"]:.4f}, accuracy {result["accuracy"]:.4f},'
+    f' {result["count"]} examples'
+  )
+  print('layer  max |row sum - 1|  max |column sum - 1|')
+  by_layer = zip(
+    result['row_error_by_layer'], result['column_error_by_layer'], strict=True
+  )
+  for layer, (row, column) in enumerate(by_layer, start=1):
+    print(f'{layer:5d}  {row:17.1e}  {column:20.1e}')
+  if run.info.provenance['notice']:
+    print(f'NOTE: {run.info.provenance["notice"]}.')
+  if output:
+    about = {'workdir': str(run.workdir), 'step': run.step}
+    about['split'] = _SPLIT.value
+    output.write_text(json.dumps({**about, **result}, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,29 @@
+"""Set-up shared by all tests."""
+
+import os
+import pathlib
+import tempfile
+
+# Compiled functions are kept between tests and the processes they start.
+_CACHE = tempfile.TemporaryDirectory(prefix='sinkformer_jax_tests_')
+os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE.name
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+os.environ['JAX_PLATFORMS'] = 'cpu'
+for name in ('SINKFORMER_DATA_DIR', 'TFDS_DATA_DIR'):
+  os.environ.pop(name, None)
+
+from absl import flags  # noqa: E402
+import pytest  # noqa: E402
+
+from configs import mnist_sinkhorn  # noqa: E402
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture
+def config():
+  """The tiny preset: 2 layers, width 16, 20 steps on the embedded sample."""
+  return mnist_sinkhorn.get_config('tiny')
