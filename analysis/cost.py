@@ -14,15 +14,25 @@ from absl import flags
 
 from launch import cli
 
+FLAGS = flags.FlagValues()
 _LENGTHS = flags.DEFINE_list(
-  'lengths', ['50', '128'], 'Tokens in a sequence.'
+  'lengths', ['50', '128'], 'Tokens in a sequence.', flag_values=FLAGS
 )
 _MATRICES = flags.DEFINE_integer(
-  'matrices', 0, 'Matrices in a batch; 256 of 50 tokens, 64 of 128 if 0.'
+  'matrices',
+  0,
+  'Matrices in a batch; 256 of 50 tokens, 64 of 128 if 0.',
+  flag_values=FLAGS,
 )
-_NUM_ITERS = flags.DEFINE_integer('num_iters', 50, 'Sinkhorn iterations.')
-_REPEATS = flags.DEFINE_integer('repeats', 9, 'Timed calls.', lower_bound=1)
-_OUTPUT = flags.DEFINE_string('output', '', 'JSON file for the table.')
+_NUM_ITERS = flags.DEFINE_integer(
+  'num_iters', 50, 'Sinkhorn iterations.', flag_values=FLAGS
+)
+_REPEATS = flags.DEFINE_integer(
+  'repeats', 9, 'Timed calls.', lower_bound=1, flag_values=FLAGS
+)
+_OUTPUT = flags.DEFINE_string(
+  'output', '', 'JSON file for the table.', flag_values=FLAGS
+)
 
 
 def measure(fn, *arguments, repeats: int) -> dict[str, float]:
@@ -111,9 +121,7 @@ def main() -> None:
   for length in map(int, _LENGTHS.value):
     # About the same number of entries at every length.
     matrices = _MATRICES.value or max(1, round(256 * (50 / length) ** 1.5))
-    block = normalizer_rows(
-      length, matrices, _NUM_ITERS.value, _REPEATS.value
-    )
+    block = normalizer_rows(length, matrices, _NUM_ITERS.value, _REPEATS.value)
     for x in block:
       print(
         f'{x["length"]:6d} {x["matrices"]:8d}  {x["normalizer"]:10s} '
@@ -121,11 +129,7 @@ def main() -> None:
         f' {x["max_ms"]:.1f}) {x["scratch_mb"]:10.1f}  {x["column_error"]:.1e}'
       )
     reference, ours = (
-      next(
-        x
-        for x in block
-        if x['normalizer'] == name and x['what'] != 'value'
-      )
+      next(x for x in block if x['normalizer'] == name and x['what'] != 'value')
       for name in ('reference', 'sinkhorn')
     )
     print(
@@ -140,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, FLAGS)

@@ -11,23 +11,40 @@ from absl import flags
 
 from launch import cli
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Run directory.')
+FLAGS = flags.FlagValues()
+_WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Run directory.', flag_values=FLAGS
+)
 _STEP = flags.DEFINE_integer(
-  'step', None, 'Checkpoint; the newest if not given.', lower_bound=0
+  'step',
+  None,
+  'Checkpoint; the newest if not given.',
+  lower_bound=0,
+  flag_values=FLAGS,
 )
 _SPLIT = flags.DEFINE_enum(
-  'split', 'test', ['train', 'validation', 'test'], 'Which split.'
+  'split',
+  'test',
+  ['train', 'validation', 'test'],
+  'Which split.',
+  flag_values=FLAGS,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-  'batch_size', 256, 'Examples in a batch.', lower_bound=1
+  'batch_size', 256, 'Examples in a batch.', lower_bound=1, flag_values=FLAGS
 )
 _DATA_DIR = flags.DEFINE_string(
-  'data_dir', '', "Directory of data sets; the run's own if not given."
+  'data_dir',
+  '',
+  "Directory of data sets; the run's own if not given.",
+  flag_values=FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
-  'output', '', 'JSON file to write the result to; must not exist.'
+  'output',
+  '',
+  'JSON file to write the result to; must not exist.',
+  flag_values=FLAGS,
 )
-flags.mark_flag_as_required('workdir')
+flags.mark_flag_as_required('workdir', FLAGS)
 
 
 def main() -> None:
@@ -65,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, FLAGS)

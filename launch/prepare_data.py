@@ -11,13 +11,22 @@ from absl import flags
 
 from launch import cli
 
-_NAME = flags.DEFINE_enum('name', 'mnist', ['mnist'], 'Data set.')
+FLAGS = flags.FlagValues()
+_NAME = flags.DEFINE_enum(
+  'name', 'mnist', ['mnist'], 'Data set.', flag_values=FLAGS
+)
 _DATA_DIR = flags.DEFINE_string(
-  'data_dir', '', 'Where to put it; $TFDS_DATA_DIR or ~/tensorflow_datasets if'
-  ' not given. Train with --config.data.dir=DIR if it is another place.'
+  'data_dir',
+  '',
+  'Where to put it; $TFDS_DATA_DIR or ~/tensorflow_datasets if'
+  ' not given. Train with --config.data.dir=DIR if it is another place.',
+  flag_values=FLAGS,
 )
 _FILES = flags.DEFINE_string(
-  'files', '', 'Directory of the original files; downloads them if not given.'
+  'files',
+  '',
+  'Directory of the original files; downloads them if not given.',
+  flag_values=FLAGS,
 )
 
 
@@ -42,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, FLAGS)

@@ -12,15 +12,22 @@ from ml_collections import config_flags
 
 from launch import cli
 
+FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'Config file, as configs/mnist_sinkhorn.py or with a preset,'
-  ' configs/mnist_sinkhorn.py:quick.'
+  'config',
+  None,
+  'Config file, as configs/mnist_sinkhorn.py or with a preset,'
+  ' configs/mnist_sinkhorn.py:quick.',
+  flag_values=FLAGS,
 )
 _WORKDIR = flags.DEFINE_string(
-  'workdir', '', 'Run directory; runs/<config>/seed<seed> if not given. The'
-  ' config name has its preset, as in runs/mnist_sinkhorn_quick/seed0.'
+  'workdir',
+  '',
+  'Run directory; runs/<config>/seed<seed> if not given. The'
+  ' config name has its preset, as in runs/mnist_sinkhorn_quick/seed0.',
+  flag_values=FLAGS,
 )
-flags.mark_flag_as_required('config')
+flags.mark_flag_as_required('config', FLAGS)
 
 
 def default_workdir(config_path: str, seed: int) -> pathlib.Path:
@@ -36,7 +43,7 @@ def main() -> int:
   from sinkformer_jax import training
 
   config = _CONFIG.value
-  path = config_flags.get_config_filename(flags.FLAGS['config'])
+  path = config_flags.get_config_filename(FLAGS['config'])
   workdir = _WORKDIR.value or default_workdir(path, config.seed)
   result = training.train_and_evaluate(config, workdir)
   if result is None:
@@ -55,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, FLAGS)

@@ -1,7 +1,6 @@
 """Multi-head attention with a chosen normalizer, and talking heads."""
 
 from collections.abc import Callable
-import functools
 
 import flax.linen as nn
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from sinkformer_jax import sinkhorn
 
-# (logits, mask) -> float32 weights, both [batch, num_heads, q_length, kv_length]
+# (logits, mask) -> float32 weights, [batch, num_heads, q_length, kv_length].
 Normalizer = Callable[[jax.Array, jax.Array | None], jax.Array]
 
 # The collection that captured arrays are sown into. They come out with
@@ -152,5 +151,5 @@ class MultiHeadAttention(nn.Module):
     row_error, column_error = sinkhorn.marginal_errors(
       jax.lax.stop_gradient(weights), mask
     )
-    sow(self, MONITOR, 'row_error', row_error.max())
-    sow(self, MONITOR, 'column_error', column_error.max())
+    sow(self, MONITOR, 'row_error', sinkhorn.largest(row_error))
+    sow(self, MONITOR, 'column_error', sinkhorn.largest(column_error))

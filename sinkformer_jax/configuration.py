@@ -1,6 +1,8 @@
 """Checks of a config before data or devices are touched."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
 import json
 from typing import Any
 
@@ -17,9 +19,9 @@ Rule = Callable[[Any], str | None]
 
 def _integer(least: int) -> Rule:
   def rule(value):
-    if isinstance(value, int) and not isinstance(value, bool):
-      if value >= least:
-        return None
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if is_integer and value >= least:
+      return None
     return f'an integer of at least {least}'
 
   return rule
@@ -154,8 +156,9 @@ def _check_combinations(config):
     )
   if bool(optimizer.step_boundaries) != (optimizer.schedule == 'step'):
     raise errors.ConfigError(
-      f'config.optimizer.step_boundaries={optimizer.step_boundaries} goes with'
-      f" schedule 'step', which needs it; here it is {optimizer.schedule!r}."
+      f'config.optimizer.schedule={optimizer.schedule!r} does not go with'
+      f' config.optimizer.step_boundaries={optimizer.step_boundaries}: they are'
+      " for 'step', which needs them."
     )
 
 

@@ -73,6 +73,10 @@ def _standardize_jvp(epsilon, primals, tangents):
   return y, inverse * tangent
 
 
+def _rms(x):
+  return jnp.sqrt((x.astype(jnp.float32) ** 2).mean())
+
+
 class LayerNorm(nn.Module):
   """LayerNorm over the last axis, computed in float32 at least."""
 
@@ -122,8 +126,8 @@ class Block(nn.Module):
 
   Captures ``attention_output`` (of the attention sublayer, before the skip)
   and ``hidden`` (of the block), each ``[batch, length, width]``, and what
-  `attention.MultiHeadAttention` captures. Monitors ``hidden_max``, the largest
-  absolute value of the block's result.
+  `attention.MultiHeadAttention` captures. Monitors ``hidden_rms``, the root
+  mean square of the block's result.
 
   Attributes: those of `Encoder`, and `deterministic` and `ablation`.
   """
@@ -195,9 +199,7 @@ class Block(nn.Module):
     if self.ffn and self.ablation.ffn:
       x = self._sublayer(feed_forward, x, skip=True, name='ffn_norm')
     attention.sow(self, CAPTURE, 'hidden', x)
-    attention.sow(
-      self, MONITOR, 'hidden_max', jnp.abs(jax.lax.stop_gradient(x)).max()
-    )
+    attention.sow(self, MONITOR, 'hidden_rms', _rms(jax.lax.stop_gradient(x)))
     return x, None
 
   def _sublayer(self, fn, x, skip, name):
@@ -304,6 +306,8 @@ class Encoder(nn.Module):
       ablation=ablation,
       name='blocks',
     )(x, pair_mask)
-    return LayerNorm(self.dtype, name='norm')(x) if (
-      self.norm_position == 'pre'
-    ) else x
+    return (
+      LayerNorm(self.dtype, name='norm')(x)
+      if (self.norm_position == 'pre')
+      else x
+    )

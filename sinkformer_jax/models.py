@@ -149,7 +149,9 @@ def create_model(
     ValueError: for an unknown model or normalizer.
   """
   if config.name not in MODELS:
-    raise ValueError(f"model.name must be one of {MODELS}, got {config.name!r}.")
+    raise ValueError(
+      f'model.name must be one of {MODELS}, got {config.name!r}.'
+    )
   if normalizer is None:
     if config.normalizer not in attention.NORMALIZERS:
       raise ValueError(

@@ -123,13 +123,19 @@ def marginal_errors(
   weights, rows, columns = _prepare(weights, mask)
   weights = _masked(weights, _pairs(rows, columns), 0)
   row_error = jnp.abs(weights.sum(-1) - 1)
-  column_error = jnp.abs(
-    weights.sum(-2) - _column_sum(rows, columns, weights)
-  )
+  column_error = jnp.abs(weights.sum(-2) - _column_sum(rows, columns, weights))
   if rows is not None:
     row_error = jnp.where(rows, row_error, 0)
     column_error = jnp.where(columns, column_error, 0)
-  return row_error.max(-1), column_error.max(-1)
+  return largest(row_error, -1), largest(column_error, -1)
+
+
+def largest(x: jax.Array, axis: int | tuple[int, ...] | None = None):
+  """Maximum over `axis`; NaN where there is a NaN or an infinity.
+
+  XLA's maximum on CPU can pass over a NaN.
+  """
+  return x.max(axis) + 0 * x.sum(axis)
 
 
 def _check_num_iters(num_iters: int) -> int:
@@ -213,8 +219,7 @@ def _softmax(x, pairs, axis=-1):
 
 
 def _block_sizes(num_iters: int, length: int) -> list[tuple[int, int]]:
-  """Splits all iterations but the first: ``[(blocks, iterations each), ...]``.
-  """
+  """All iterations but the first, as ``[(blocks, iterations each), ...]``."""
   largest = (30 / math.log10(max(length, 2)) + 1) / 2
   size = min(max(1, math.floor(largest)), max(num_iters - 1, 1))
   blocks, rest = divmod(num_iters - 1, size)
@@ -222,7 +227,9 @@ def _block_sizes(num_iters: int, length: int) -> list[tuple[int, int]]:
 
 
 def _kernel(logits, pairs, f, g):
-  return _masked(jnp.exp((logits + f[..., :, None]) + g[..., None, :]), pairs, 0)
+  return _masked(
+    jnp.exp((logits + f[..., :, None]) + g[..., None, :]), pairs, 0
+  )
 
 
 def _divide(numerator, denominator, valid):
@@ -267,8 +274,8 @@ def _sinkhorn_fwd(num_iters, logits, rows, columns):
       f, g, u, v = _run_block(logits, rows, columns, size, *potentials)
       return (f, g), (*potentials, u, v)
 
-    (f, g), left = jax.lax.scan(block, (f, g), length=blocks)
-    history.append(left)
+    (f, g), trace = jax.lax.scan(block, (f, g), length=blocks)
+    history.append(trace)
   weights = _softmax(logits + g[..., None, :], pairs)
   return weights, (logits, rows, columns, weights, first_f, g, history)
 
@@ -283,11 +290,11 @@ def _sinkhorn_bwd(num_iters, residuals, d_weights):
   d_logits -= weights * d_logits.sum(-1, keepdims=True)
   dg = d_logits.sum(-2)
 
-  for blocks, size in reversed(_block_sizes(num_iters, max(logits.shape[-2:]))):
+  for trace in reversed(history):
 
-    def block(carry, left):
+    def block(carry, block_trace):
       d_logits, dg = carry
-      f0, g0, u, v = left
+      f0, g0, u, v = block_trace
       kernel = _kernel(logits, pairs, f0, g0)
       v_before = jnp.concatenate([jnp.ones_like(v[:1]), v[:-1]])
 
@@ -313,9 +320,7 @@ def _sinkhorn_bwd(num_iters, residuals, d_weights):
       )
       return (d_logits + kernel * terms, dg), None
 
-    (d_logits, dg), _ = jax.lax.scan(
-      block, (d_logits, dg), history.pop(), reverse=True
-    )
+    (d_logits, dg), _ = jax.lax.scan(block, (d_logits, dg), trace, reverse=True)
 
   # The first iteration: a column update of C + f, then a row update of C.
   d_column = -_softmax(logits + first_f[..., :, None], pairs, axis=-2)

@@ -84,8 +84,16 @@ def oracle_attention(x, p, mask, num_iters, talking_heads):
 
 
 def oracle(
-  params, x, mask=None, *, num_iters, norm_position='pre', skip=True,
-  ffn=True, talking_heads=False, alpha=1.0,
+  params,
+  x,
+  mask=None,
+  *,
+  num_iters,
+  norm_position='pre',
+  skip=True,
+  ffn=True,
+  talking_heads=False,
+  alpha=1.0,
 ):
   """Everything the encoder captures, and its result."""
   params = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
@@ -122,7 +130,9 @@ def oracle(
         x = layer_norm(alpha * x + feed_forward(x), p['ffn_norm'])
     captured['hidden'].append(x)
   captured = {k: np.stack(v) for k, v in captured.items()}
-  return captured, layer_norm(x, params['norm']) if norm_position == 'pre' else x
+  return captured, layer_norm(
+    x, params['norm']
+  ) if norm_position == 'pre' else x
 
 
 def check(model, x, mask=None, ablation=None, **options):
@@ -151,9 +161,9 @@ def check(model, x, mask=None, ablation=None, **options):
   assert blocks['attention']['attention'].shape == shape
 
 
-@pytest.mark.parametrize('skip', (True, False))
-@pytest.mark.parametrize('ffn', (True, False))
-@pytest.mark.parametrize('norm_position', ('pre', 'post'))
+@pytest.mark.parametrize('skip', [True, False])
+@pytest.mark.parametrize('ffn', [True, False])
+@pytest.mark.parametrize('norm_position', ['pre', 'post'])
 def test_ablations(norm_position, skip, ffn):
   check(
     make(norm_position=norm_position),
@@ -166,8 +176,8 @@ def test_ablations(norm_position, skip, ffn):
   )
 
 
-@pytest.mark.parametrize('skip', (True, False))
-@pytest.mark.parametrize('ffn', (True, False))
+@pytest.mark.parametrize('skip', [True, False])
+@pytest.mark.parametrize('ffn', [True, False])
 def test_switches_of_training(skip, ffn):
   model = make(skip=skip, ffn=ffn)
   check(model, inputs(), num_iters=NUM_ITERS, skip=skip, ffn=ffn)
@@ -200,16 +210,14 @@ def test_talking_heads():
 def test_talking_heads_row_sums():
   model = make(talking_heads=True)
   params = init(model, inputs())
-  _, sown = apply(
-    model, params, inputs(), mutable=[attention.CAPTURE]
-  )
+  _, sown = apply(model, params, inputs(), mutable=[attention.CAPTURE])
   weights = sown[attention.CAPTURE]['blocks']['attention']['attention']
   # Head g's rows sum to the sum of column g of the second mix.
   sums = params['blocks']['attention']['weights_mix'].sum(1)
   np.testing.assert_allclose(
-    weights.sum(-1), np.broadcast_to(
-      sums[:, None, :, None], (LAYERS, BATCH, HEADS, LENGTH)
-    ), atol=1e-5,
+    weights.sum(-1),
+    np.broadcast_to(sums[:, None, :, None], (LAYERS, BATCH, HEADS, LENGTH)),
+    atol=1e-5,
   )
 
 
@@ -221,12 +229,14 @@ def test_deepnorm():
     )
   model = make(norm_position='post', deepnorm=True)
   alpha, beta = encoder.deepnorm_constants(LAYERS)
-  check(
-    model, inputs(), num_iters=NUM_ITERS, norm_position='post', alpha=alpha
-  )
+  check(model, inputs(), num_iters=NUM_ITERS, norm_position='post', alpha=alpha)
   wide = encoder.Encoder(
-    num_layers=4, num_heads=4, ffn_dim=256, normalizer=sinkhorn.softmax,
-    norm_position='post', deepnorm=True,
+    num_layers=4,
+    num_heads=4,
+    ffn_dim=256,
+    normalizer=sinkhorn.softmax,
+    norm_position='post',
+    deepnorm=True,
   )
   params = jax.jit(wide.init)(jax.random.key(0), np.zeros((1, 2, 128)))[
     'params'
@@ -264,7 +274,9 @@ def test_scan_equals_loop_over_layers():
   y = jnp.asarray(x)
   for layer in range(LAYERS):
     block = encoder.Block(
-      num_layers=LAYERS, num_heads=HEADS, ffn_dim=12,
+      num_layers=LAYERS,
+      num_heads=HEADS,
+      ffn_dim=12,
       normalizer=model.normalizer,
     )
     p = jax.tree.map(lambda a, layer=layer: a[layer], params['blocks'])
@@ -279,8 +291,8 @@ def test_masks():
   check(make('softmax'), inputs(), mask=mask, num_iters=0)
 
 
-@pytest.mark.parametrize('normalizer', ('softmax', 'sinkhorn'))
-@pytest.mark.parametrize('filler', (0.0, 1e4, np.inf, np.nan))
+@pytest.mark.parametrize('normalizer', ['softmax', 'sinkhorn'])
+@pytest.mark.parametrize('filler', [0.0, 1e4, np.inf, np.nan])
 def test_padding_changes_nothing(normalizer, filler):
   model = make(normalizer)
   x = inputs()
@@ -337,8 +349,12 @@ def test_dropout_has_its_own_key_in_every_layer():
   params = jax.tree.map(jnp.zeros_like, init(model, x))
   params['blocks']['attention']['out']['bias'] += 1.0
   result, sown = apply(
-    model, params, np.zeros_like(x), deterministic=False,
-    rngs={'dropout': jax.random.key(0)}, mutable=[attention.CAPTURE],
+    model,
+    params,
+    np.zeros_like(x),
+    deterministic=False,
+    rngs={'dropout': jax.random.key(0)},
+    mutable=[attention.CAPTURE],
   )
   hidden = sown[attention.CAPTURE]['blocks']['hidden']
   steps = np.diff(np.concatenate([np.zeros_like(hidden[:1]), hidden]), axis=0)
@@ -354,8 +370,12 @@ def test_captured_attention_is_before_dropout():
   model = make(dropout_rate=0.5)
   params = init(model, inputs())
   _, sown = apply(
-    model, params, inputs(), deterministic=False,
-    rngs={'dropout': jax.random.key(0)}, mutable=[attention.CAPTURE],
+    model,
+    params,
+    inputs(),
+    deterministic=False,
+    rngs={'dropout': jax.random.key(0)},
+    mutable=[attention.CAPTURE],
   )
   weights = sown[attention.CAPTURE]['blocks']['attention']['attention']
   np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
@@ -435,7 +455,7 @@ def test_bfloat16_is_near_float32():
   np.testing.assert_array_less(row_error, 1e-5)
 
 
-@pytest.mark.parametrize('dtype', (jnp.float32, jnp.float64))
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.float64])
 def test_layer_norm_and_gelu_and_their_gradients(dtype):
   with jax.enable_x64(dtype == jnp.float64):
     rng = np.random.default_rng(0)
@@ -464,7 +484,9 @@ def test_layer_norm_and_gelu_and_their_gradients(dtype):
         strict=True,
       ):
         compare(actual, wanted)
-      compare(jax.vjp(ours, x)[1](tangent)[0], jax.vjp(expected, x)[1](tangent)[0])
+      compare(
+        jax.vjp(ours, x)[1](tangent)[0], jax.vjp(expected, x)[1](tangent)[0]
+      )
 
 
 def test_compile_time_does_not_grow_with_depth():

@@ -21,9 +21,7 @@ def init(model, x, seed=0):
 
 
 def apply(model, params, *args, **kwargs):
-  return jax.jit(
-    lambda p: model.apply({'params': p}, *args, **kwargs)
-  )(params)
+  return jax.jit(lambda p: model.apply({'params': p}, *args, **kwargs))(params)
 
 
 def images(batch=2, height=28):
@@ -60,8 +58,8 @@ def test_split_patches_keeps_pixels_of_a_patch_together():
     models.split_patches(jnp.asarray(x), 5)
 
 
-@pytest.mark.parametrize('pooling', ('cls', 'mean'))
-@pytest.mark.parametrize('normalizer', ('softmax', 'sinkhorn'))
+@pytest.mark.parametrize('pooling', ['cls', 'mean'])
+@pytest.mark.parametrize('normalizer', ['softmax', 'sinkhorn'])
 def test_padded_patches_change_nothing(config, pooling, normalizer):
   config.model.pooling = pooling
   config.model.normalizer = normalizer

@@ -1,6 +1,7 @@
 """What every data set ends in, and the rule that splits it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
 import hashlib
 from typing import Any

@@ -209,7 +209,9 @@ def _from_tfds(data_dir):
     try:
       tfds_reader.prepare('mnist', directories[-1], HOST)
     except errors.DataError as error:
-      raise _NotThereError(f'no prepared set in {looked_in}; {error}') from error
+      raise _NotThereError(
+        f'no prepared set in {looked_in}; {error}'
+      ) from error
     prepared = directories[-1:]
 
   def examples(split):

@@ -102,9 +102,7 @@ class _Training:
       writable=True,
     ) as saved:
       position = self._start(saved)
-      workdir_lib.record_start(
-        self.workdir, self.dataset.info, position.step
-      )
+      workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
       with (
         metrics_lib.MetricWriter(self.workdir, position.step) as writer,
         metrics_lib.Progress(position.step, config.total_steps) as progress,
@@ -183,8 +181,10 @@ class _Training:
         self._check_finite(*pending, saved)
         self._validate(position, writer)
         clock = (step, time.monotonic())
-      if step % config.checkpoint.every_steps == 0 or last or (
-        step in config.checkpoint.keep_steps
+      if (
+        step % config.checkpoint.every_steps == 0
+        or last
+        or (step in config.checkpoint.keep_steps)
       ):
         self._check_finite(*pending, saved)
         saved.save(step, position.state)
@@ -204,7 +204,7 @@ class _Training:
     values = {name: float(metrics[name]) for name in watched}
     if np.isfinite(list(values.values())).all():
       return
-    hidden = np.asarray(metrics['hidden_max'])
+    hidden = np.asarray(metrics['hidden_rms'])
     bad = np.flatnonzero(~np.isfinite(hidden))
     where = (
       f'the forward pass is finite up to layer {bad[0]} of {len(hidden)}, the'
@@ -228,7 +228,11 @@ class _Training:
       metrics['row_error'], metrics['column_error']
     )
     names = (
-      'loss', 'accuracy', 'learning_rate', 'gradient_norm', 'parameter_norm'
+      'loss',
+      'accuracy',
+      'learning_rate',
+      'gradient_norm',
+      'parameter_norm',
     )
     train = {**{x: float(metrics[x]) for x in names}, **marginals}
     writer.write(

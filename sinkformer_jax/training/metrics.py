@@ -94,7 +94,9 @@ class Progress:
     shown = {k.removeprefix('train/'): f'{v:.4g}' for k, v in metrics.items()}
     if self._bar.disable:
       words = ' '.join(f'{k} {v}' for k, v in shown.items())
-      logger.info('step %d/%d  %s%s', step, self._total, words, self._left(step))
+      logger.info(
+        'step %d/%d  %s%s', step, self._total, words, self._left(step)
+      )
     else:
       self._bar.set_postfix(shown)
 

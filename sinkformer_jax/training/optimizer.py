@@ -31,8 +31,8 @@ def create_schedule(
     after = optax.piecewise_constant_schedule(
       peak,
       {
-        # optax counts from the end of the warm-up and changes one step late.
-        boundary - warmup - 1: config.step_factor
+        # join_schedules counts from the end of the warm-up.
+        boundary - warmup: config.step_factor
         for boundary in config.step_boundaries
       },
     )

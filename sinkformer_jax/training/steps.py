@@ -61,7 +61,7 @@ def make_train_step(
 
   Returns:
     ``(state, batch) -> (state, metrics)``. Metrics are numbers, and for each
-    layer ``row_error``, ``column_error`` and ``hidden_max``.
+    layer ``row_error``, ``column_error`` and ``hidden_rms``.
   """
 
   def train_step(state, batch):
@@ -105,7 +105,7 @@ def make_eval_step(
 
   Returns:
     ``(params, batch) -> metrics``: for each example ``loss`` and ``correct``,
-    for each layer ``row_error``, ``column_error`` and ``hidden_max``.
+    for each layer ``row_error``, ``column_error`` and ``hidden_rms``.
   """
 
   def eval_step(params, batch):
@@ -126,4 +126,4 @@ def _score(logits, labels):
 def monitored(sown) -> Metrics:
   """What the blocks monitor, ``{name: [num_layers]}``."""
   blocks = sown[attention.MONITOR]['encoder']['blocks']
-  return {**blocks['attention'], 'hidden_max': blocks['hidden_max']}
+  return {**blocks['attention'], 'hidden_rms': blocks['hidden_rms']}

@@ -1,0 +1,387 @@
+"""The launchers as processes: flags, exit codes, messages, signals, kills."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from launch import train
+from sinkformer_jax import configuration
+from tests.conftest import ROOT
+from tests.training import loop_test
+
+TINY = '--config=configs/mnist_sinkhorn.py:tiny'
+
+
+def start(module, *arguments, cwd=ROOT, env=None, **options):
+  environment = {**os.environ, 'PYTHONPATH': str(ROOT), **(env or {})}
+  return subprocess.Popen(
+    [sys.executable, '-m', module, *arguments],
+    cwd=cwd,
+    env=environment,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    **options,
+  )
+
+
+def run(module, *arguments, timeout=120, **options):
+  process = start(module, *arguments, **options)
+  try:
+    stdout, stderr = process.communicate(timeout=timeout)
+  finally:
+    process.kill()
+  return process.returncode, stdout, stderr
+
+
+def refused(module, *arguments, code=None, **options):
+  """Runs what has to be refused; its one line of error."""
+  begin = time.monotonic()
+  returncode, _, stderr = run(module, *arguments, **options)
+  assert returncode == code if code else returncode > 0
+  # 10 seconds is the promise; the machine may be busy with other tests.
+  assert time.monotonic() - begin < 20
+  assert 'Traceback' not in stderr
+  (line,) = (x for x in stderr.splitlines() if x.startswith('error: '))
+  return line
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+  """A tiny run, started with a relative path with a space in it."""
+  folder = tmp_path_factory.mktemp('undisturbed')
+  code, stdout, stderr = run(
+    'launch.train',
+    f'--config={ROOT}/configs/mnist_sinkhorn.py:tiny',
+    '--workdir=some runs/a/',
+    cwd=folder,
+  )
+  assert code == 0, stderr
+  workdir = folder / 'some runs' / 'a'
+  assert (workdir / 'result.json').exists()
+  return workdir, stdout, stderr
+
+
+def test_train(undisturbed):
+  workdir, stdout, stderr = undisturbed
+  result = json.loads((workdir / 'result.json').read_text())
+  assert f'test accuracy {result["test"]["accuracy"]:.4f}' in stdout
+  assert 'some runs/a' in stdout
+  assert 'NOTE: made from the 5,000-image sample' in stdout
+  assert 'step 20/20' in stderr
+  assert re.search(r'[\d.]+ s/step, \d\d:\d\d left', stderr)
+  # Only our own lines, and no warning from a library.
+  for line in stderr.splitlines():
+    assert re.match(r'\d\d:\d\d:\d\d ', line), line
+  provenance = json.loads((workdir / 'provenance.json').read_text())
+  assert any('--workdir' in x for x in provenance['starts'][0]['command'])
+
+
+def test_finished_run_says_so(undisturbed):
+  workdir, _, _ = undisturbed
+  before = loop_test.contents(workdir)
+  code, stdout, stderr = run('launch.train', TINY, f'--workdir={workdir}')
+  assert code == 0
+  assert 'is finished' in stderr
+  assert 'test accuracy' in stdout
+  assert loop_test.contents(workdir) == before
+
+
+def test_evaluate(undisturbed, tmp_path):
+  workdir, _, _ = undisturbed
+  output = tmp_path / 'test.json'
+  code, stdout, stderr = run(
+    'launch.evaluate', f'--workdir={workdir}', f'--output={output}'
+  )
+  assert code == 0, stderr
+  expected = json.loads((workdir / 'result.json').read_text())['test']
+  actual = json.loads(output.read_text())
+  assert actual['accuracy'] == expected['accuracy']
+  assert actual['loss'] == pytest.approx(expected['loss'], rel=1e-6)
+  assert f'accuracy {expected["accuracy"]:.4f}, 500 examples' in stdout
+  assert 'NOTE' in stdout
+  line = refused(
+    'launch.evaluate', f'--workdir={workdir}', f'--output={output}'
+  )
+  assert 'exists' in line
+
+
+def test_evaluate_refusals(undisturbed):
+  workdir, _, _ = undisturbed
+  for arguments, words in (
+    ([f'--workdir={workdir}/checkpoints/10'], f'Did you mean {workdir}'),
+    ([f'--workdir={workdir}', '--step=7'], 'no checkpoint of step 7'),
+    ([f'--workdir={workdir}', '--split=dev'], 'dev'),
+    ([], 'workdir'),
+  ):
+    assert words in refused('launch.evaluate', *arguments)
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    ([TINY, '--config.model.num_heads=3'], 'config.model.num_heads=3'),
+    ([TINY, '--config.model.num_layers=2.5'], 'num_layers'),
+    ([TINY, '--config.model.depht=3'], 'depht'),
+    ([TINY, '--config.total_steps=1e3'], 'total_steps'),
+    ([TINY, '--config.data.dir=None'], 'config.data.dir'),
+    (['--config=configs/mnist_sinkhorn.py:fast'], 'fast'),
+    (['--config=configs/none.py'], 'none.py'),
+    ([], 'config'),
+    ([TINY, 'stray'], 'stray'),
+    ([TINY, '--wrokdir=x'], 'wrokdir'),
+  ],
+)
+def test_train_refusals(arguments, words, tmp_path):
+  line = refused('launch.train', *arguments, f'--workdir={tmp_path / "run"}')
+  assert words in line
+  assert not (tmp_path / 'run').exists()
+
+
+def test_workdirs_that_cannot_be_used(tmp_path):
+  file = tmp_path / 'file'
+  file.write_text('mine')
+  line = refused('launch.train', TINY, f'--workdir={file}')
+  assert str(file) in line
+  assert '--workdir' in line
+  assert file.read_text() == 'mine'
+  line = refused('launch.train', TINY, '--workdir=/proc/nowhere')
+  assert '/proc/nowhere' in line
+
+
+def test_damaged_data_file(tmp_path):
+  folder = tmp_path / 'mnist'
+  folder.mkdir()
+  (folder / 'train-images-idx3-ubyte.gz').write_bytes(b'<html>')
+  line = refused(
+    'launch.train',
+    '--config=configs/mnist_softmax.py',
+    f'--config.data.dir={tmp_path}',
+    f'--workdir={tmp_path / "run"}',
+  )
+  assert 'is missing' in line
+  for name in ('train-labels-idx1', 't10k-images-idx3', 't10k-labels-idx1'):
+    (folder / f'{name}-ubyte.gz').write_bytes(b'<html>')
+  line = refused(
+    'launch.train',
+    '--config=configs/mnist_softmax.py',
+    f'--config.data.dir={tmp_path}',
+    f'--workdir={tmp_path / "run"}',
+  )
+  assert 'train-images-idx3-ubyte.gz (6 bytes) is damaged' in line
+
+
+def test_every_field_can_be_overridden(config):
+  # With its own value, and with another legal one, in one process each.
+  fields = configuration.flatten(config.to_dict())
+  others = {
+    'data.dir': 'elsewhere',
+    'data.source': 'files',
+    'data.name': 'mnist',
+    'model.name': 'vit',
+    'model.normalizer': 'softmax',
+    'model.norm_position': 'post',
+    'model.dtype': 'bfloat16',
+    'model.pooling': 'mean',
+    'optimizer.schedule': 'step',
+    'optimizer.step_boundaries': (3, 5),
+    'checkpoint.keep_steps': (7,),
+    'model.num_heads': 4,
+    'model.width': 64,
+    'model.patch_size': 14,
+    'model.dropout_rate': 0.5,
+    'optimizer.b1': 0.5,
+    'optimizer.b2': 0.5,
+  }
+
+  def other(field, value):
+    if field in others:
+      return others[field]
+    return (
+      (not value) if isinstance(value, bool) else type(value)(2 * value + 2)
+    )
+
+  changed = {field: other(field, value) for field, value in fields.items()}
+  script = (
+    'import json, sys\n'
+    'from absl import flags\n'
+    'from launch import train, cli\n'
+    'from sinkformer_jax import configuration\n'
+    'cli._parse(sys.argv, train.FLAGS)\n'
+    'config = train._CONFIG.value\n'
+    'configuration.check(config)\n'
+    'print(json.dumps(configuration.flatten(config.to_dict())))\n'
+  )
+  for wanted in (fields, changed):
+    overrides = [f'--config.{k}={v}' for k, v in wanted.items()]
+    done = subprocess.run(
+      [sys.executable, '-c', script, TINY, *overrides],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    actual = json.loads(done.stdout)
+    assert actual == json.loads(json.dumps(wanted))
+    for field, value in wanted.items():
+      if not isinstance(value, tuple):
+        assert type(actual[field]) is type(value), field
+
+
+def test_default_workdir():
+  for path, expected in (
+    ('configs/mnist_softmax.py', 'runs/mnist_softmax/seed3'),
+    ('configs/mnist_softmax.py:quick', 'runs/mnist_softmax_quick/seed3'),
+    ('/a/b/own.py', 'runs/own/seed3'),
+  ):
+    assert str(train.default_workdir(path, 3)) == expected
+
+
+@pytest.mark.parametrize(
+  'module',
+  ['launch.train', 'launch.evaluate', 'launch.prepare_data', 'analysis.cost'],
+)
+def test_help(module):
+  code, stdout, stderr = run(module, '--help', env={'JAX_PLATFORMS': 'none'})
+  assert code == 0, stderr
+  assert f'python -m {module}' in stdout
+
+
+def test_imports_have_no_side_effects(tmp_path):
+  script = (
+    'import sys\n'
+    'import sinkformer_jax, launch.train, launch.evaluate\n'
+    'import launch.prepare_data, analysis.cost\n'
+    'import sinkformer_jax.training, sinkformer_jax.data\n'
+    'from absl import flags\n'
+    'import jax\n'
+    'assert not flags.FLAGS.is_parsed()\n'
+    'assert not jax._src.xla_bridge.backends_are_initialized()\n'
+    "assert 'matplotlib.pyplot' not in sys.modules\n"
+    "assert 'tensorflow' not in sys.modules\n"
+    "assert 'tensorflow_datasets' not in sys.modules\n"
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', script],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=False,
+    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+  )
+  assert done.returncode == 0, done.stderr
+  assert not list(tmp_path.iterdir())
+
+
+def test_sigterm_then_the_same_command(undisturbed, tmp_path):
+  workdir = tmp_path / 'run'
+  process = start('launch.train', TINY, f'--workdir={workdir}')
+  wait_for(lambda: (workdir / 'checkpoints' / '0').exists(), process)
+  begin = time.monotonic()
+  process.send_signal(signal.SIGTERM)
+  _, stderr = process.communicate(timeout=60)
+  assert time.monotonic() - begin < 30
+  assert process.returncode == 75, stderr
+  assert 'goes on from there' in stderr
+  code, _, stderr = run('launch.train', TINY, f'--workdir={workdir}')
+  assert code == 0, stderr
+  assert_same_run(workdir, undisturbed[0])
+
+
+def assert_same_run(first, second):
+  loop_test.assert_same_state(
+    loop_test.restored_state(first), loop_test.restored_state(second)
+  )
+  assert loop_test.logged(first) == loop_test.logged(second)
+
+
+def wait_for(condition, process, timeout=60):
+  begin = time.monotonic()
+  while not condition():
+    assert process.poll() is None, process.communicate()
+    assert time.monotonic() - begin < timeout
+    time.sleep(0.02)
+
+
+def test_full_disk(tmp_path):
+  # Larger files than this cannot be written, which is what a full disk is to
+  # the second save.
+  workdir = tmp_path / 'run'
+  process = start('launch.train', TINY, f'--workdir={workdir}')
+  wait_for(lambda: (workdir / 'checkpoints' / '0').exists(), process)
+  resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+  _, stderr = process.communicate(timeout=120)
+  assert process.returncode == 1, stderr
+  assert 'could not be written' in stderr
+  code, stdout, stderr = run('launch.evaluate', f'--workdir={workdir}')
+  assert code == 0, stderr
+  assert 'step 0' in stdout
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments(undisturbed, tmp_path):
+  rng = np.random.default_rng(0)
+  workdir = tmp_path / 'run'
+  overrides = ['--config.checkpoint.every_steps=1']
+  expected = tmp_path / 'expected'
+  run('launch.train', TINY, *overrides, f'--workdir={expected}')
+  for _ in range(10):
+    process = start('launch.train', TINY, *overrides, f'--workdir={workdir}')
+    time.sleep(rng.uniform(3, 9))
+    process.kill()
+    process.communicate()
+  code, _, stderr = run(
+    'launch.train', TINY, *overrides, f'--workdir={workdir}'
+  )
+  assert code == 0, stderr
+  assert_same_run(workdir, expected)
+  left = [x.name for x in (workdir / 'checkpoints').iterdir()]
+  assert not [x for x in left if 'tmp' in x]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('before', 'after'), [(8, 1), (1, 8), (8, 2)])
+def test_another_number_of_devices(tmp_path, before, after):
+  workdir = tmp_path / 'run'
+
+  def devices(count):
+    flag = f'--xla_force_host_platform_device_count={count}'
+    return {'XLA_FLAGS': flag}
+
+  process = start(
+    'launch.train',
+    TINY,
+    f'--workdir={workdir}',
+    '--config.total_steps=2000',
+    env=devices(before),
+  )
+  wait_for(lambda: (workdir / 'checkpoints' / '10').exists(), process)
+  process.terminate()
+  process.communicate(timeout=60)
+  assert process.returncode == 75
+  code, stdout, stderr = run(
+    'launch.evaluate', f'--workdir={workdir}', '--step=0', env=devices(after)
+  )
+  assert code == 0, stderr
+  process = start(
+    'launch.train',
+    TINY,
+    f'--workdir={workdir}',
+    '--config.total_steps=2000',
+    env=devices(after),
+  )
+  time.sleep(15)
+  process.terminate()
+  _, stderr = process.communicate(timeout=60)
+  assert process.returncode == 75, stderr
+  assert 'Going on from step' in stderr
+  assert 'harding' not in stderr
