@@ -74,12 +74,12 @@ def get_config(preset: str = '') -> ml_collections.ConfigDict:
 
   if preset == 'quick':
     config.data.source = 'sample'
-    config.total_steps = 250
+    config.total_steps = 160
     config.batch_size = 32
-    config.eval_every_steps = 125
-    config.checkpoint.every_steps = 50
+    config.eval_every_steps = 80
+    config.checkpoint.every_steps = 40
     config.checkpoint.keep_steps = ()
-    config.optimizer.warmup_steps = 50
+    config.optimizer.warmup_steps = 40
   elif preset == 'tiny':
     config.data.source = 'sample'
     config.total_steps = 20

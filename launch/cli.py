@@ -8,6 +8,7 @@ import sys
 
 from absl import flags
 from absl import logging as absl_logging
+import tqdm
 
 from sinkformer_jax import errors
 
@@ -71,12 +72,19 @@ def _show_log():
   """Our own log lines from INFO up, those of the libraries from WARNING up."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   logging.getLogger().setLevel(logging.WARNING)
-  handler = logging.StreamHandler()
+  handler = _AboveProgressBar()
   handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
   logger = logging.getLogger('sinkformer_jax')
   logger.addHandler(handler)
   logger.setLevel(logging.INFO)
   logger.propagate = False
+
+
+class _AboveProgressBar(logging.Handler):
+  """Writes log lines so that they do not break a progress bar."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
 
 def _exit(code, message):

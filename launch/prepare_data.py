@@ -43,6 +43,9 @@ def main() -> None:
   if tfds_reader.is_prepared(_NAME.value, data_dir):
     print(f'{data_dir / _NAME.value} is there already.')
   else:
+    if files:
+      # TFDS would go looking for a missing file in the network.
+      data.DATASETS[_NAME.value].read_files(files)
     print(f'Preparing {_NAME.value} in {data_dir}')
     host = data.DATASETS[_NAME.value].HOST
     tfds_reader.prepare(_NAME.value, data_dir, host, files)

@@ -489,6 +489,27 @@ def test_layer_norm_and_gelu_and_their_gradients(dtype):
       )
 
 
+def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():
+  def temp_bytes(num_layers, num_iters):
+    model = encoder.Encoder(
+      num_layers,
+      HEADS,
+      12,
+      attention.NORMALIZERS['sinkhorn'](num_iters),
+      remat=True,
+    )
+    x = jnp.zeros((16, 32, WIDTH))
+    params = jax.eval_shape(model.init, jax.random.key(0), x)
+    gradient = jax.jit(jax.grad(lambda p: (model.apply(p, x) ** 2).sum()))
+    analysis = gradient.lower(params).compile().memory_analysis()
+    return analysis.temp_size_in_bytes
+
+  def of_a_layer(num_iters):
+    return (temp_bytes(24, num_iters) - temp_bytes(1, num_iters)) / 23
+
+  assert of_a_layer(10) < 1.5 * of_a_layer(0)
+
+
 def test_compile_time_does_not_grow_with_depth():
   def equations(num_layers):
     model = make(num_layers=num_layers)

@@ -328,6 +328,15 @@ def test_scratch_memory_grows_with_tokens_not_matrices():
   assert temp_bytes(50) < temp_bytes(2) + 6 * matrices
 
 
+def test_compile_time_does_not_grow_with_iterations():
+  def lines(num_iters):
+    fn = jax.grad(lambda x: (sinkhorn.sinkhorn(x, num_iters) ** 2).sum())
+    return len(str(jax.make_jaxpr(fn)(jnp.zeros((50, 50)))).splitlines())
+
+  assert lines(1000) == lines(50)
+  assert lines(50) < 3 * lines(3)
+
+
 @pytest.mark.parametrize('num_iters', [-1, 2.5, True, '3', None])
 def test_wrong_iterations_are_refused(num_iters):
   with pytest.raises(ValueError, match='integer of at least 0'):

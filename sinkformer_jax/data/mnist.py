@@ -130,17 +130,32 @@ def _splits(train, test):
   return {**dataset_lib.split(train, sizes), 'test': test}
 
 
-def _from_files(data_dir):
-  if not data_dir:
-    raise _NotThereError('no directory given')
-  folder = pathlib.Path(data_dir).expanduser() / 'mnist'
+def read_files(folder: pathlib.Path) -> dict[str, np.ndarray]:
+  """Reads the four official files, gzipped or not, and checks them.
+
+  Args:
+    folder: the directory they are in.
+
+  Returns:
+    ``{file name: array}``.
+
+  Raises:
+    errors.DataError: if one is missing or damaged; names it.
+  """
   found = {name: _find_file(folder, name) for name in FILES}
   if not any(found.values()):
     raise _NotThereError(f'no idx files in {folder}')
   for name, path in found.items():
     if path is None:
       raise errors.DataError(f'{folder / name}.gz is missing. {HOW_TO_SUPPLY}')
-  arrays = {name: read_idx(path, FILES[name]) for name, path in found.items()}
+  return {name: read_idx(path, FILES[name]) for name, path in found.items()}
+
+
+def _from_files(data_dir):
+  if not data_dir:
+    raise _NotThereError('no directory given')
+  folder = pathlib.Path(data_dir).expanduser() / 'mnist'
+  arrays = read_files(folder)
 
   def examples(prefix):
     return {

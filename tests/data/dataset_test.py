@@ -17,14 +17,12 @@ def examples(count=300, num_classes=3, seed=0):
 
 
 def make(counts=(103, 20, 30)):
-  names = ('train', 'validation', 'test')
+  sizes = dict(zip(('train', 'validation', 'test'), counts, strict=True))
   splits = {
-    n: examples(c, seed=i)
-    for i, (n, c) in enumerate(zip(names, counts, strict=False))
+    name: examples(count, seed=seed)
+    for seed, (name, count) in enumerate(sizes.items())
   }
-  info = data.DatasetInfo(
-    'made up', 3, (4, 4, 1), dict(zip(names, counts, strict=False)), {}
-  )
+  info = data.DatasetInfo('made up', 3, (4, 4, 1), sizes, {})
   return data.Dataset(info, splits, lambda batch: batch)
 
 

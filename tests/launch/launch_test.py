@@ -179,6 +179,14 @@ def test_damaged_data_file(tmp_path):
   assert 'train-images-idx3-ubyte.gz (6 bytes) is damaged' in line
 
 
+def test_prepare_data_refusals(tmp_path):
+  arguments = ['launch.prepare_data', f'--data_dir={tmp_path / "new"}']
+  line = refused(*arguments, f'--files={tmp_path}')
+  assert f'no idx files in {tmp_path}' in line
+  assert 'is not a directory' in refused(*arguments, '--files=nowhere')
+  assert not list(tmp_path.iterdir())
+
+
 def test_every_field_can_be_overridden(config):
   # With its own value, and with another legal one, in one process each.
   fields = configuration.flatten(config.to_dict())
@@ -368,10 +376,14 @@ def test_another_number_of_devices(tmp_path, before, after):
   process.terminate()
   process.communicate(timeout=60)
   assert process.returncode == 75
-  code, stdout, stderr = run(
-    'launch.evaluate', f'--workdir={workdir}', '--step=0', env=devices(after)
-  )
-  assert code == 0, stderr
+  evaluated = []
+  for count in (before, after):
+    code, stdout, stderr = run(
+      'launch.evaluate', f'--workdir={workdir}', '--step=0', env=devices(count)
+    )
+    assert code == 0, stderr
+    evaluated.append(stdout.splitlines()[0])
+  assert evaluated[0] == evaluated[1]
   process = start(
     'launch.train',
     TINY,
