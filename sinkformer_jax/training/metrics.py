@@ -91,14 +91,14 @@ class Progress:
     self._bar.update(step - self._bar.n)
     if not metrics:
       return
-    shown = {k.removeprefix('train/'): f'{v:.4g}' for k, v in metrics.items()}
+    shown = {name: f'{value:.4g}' for name, value in metrics.items()}
     if self._bar.disable:
-      words = ' '.join(f'{k} {v}' for k, v in shown.items())
-      logger.info(
-        'step %d/%d  %s%s', step, self._total, words, self._left(step)
-      )
+      words = ' '.join(f'{name} {value}' for name, value in shown.items())
+      left = self._left(step)
+      logger.info('step %d/%d  %s%s', step, self._total, words, left)
     else:
-      self._bar.set_postfix(shown)
+      # There is no room on a line for more.
+      self._bar.set_postfix({k: shown[k] for k in ('loss', 'accuracy')})
 
   def _left(self, step):
     done = step - self._first
