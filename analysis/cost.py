@@ -6,7 +6,6 @@ several calls, with the fastest and slowest; compare them within one run only.
 """
 
 import json
-import pathlib
 import statistics
 import time
 
@@ -107,9 +106,7 @@ def main() -> None:
 
   from sinkformer_jax import errors
 
-  output = pathlib.Path(_OUTPUT.value).expanduser() if _OUTPUT.value else None
-  if output and output.exists():
-    raise errors.UserError(f'--output={output} exists; choose another name.')
+  output = cli.output_path(_OUTPUT.value)
   if not all(x.isdigit() and int(x) > 0 for x in _LENGTHS.value):
     raise errors.UserError(f'--lengths={_LENGTHS.value} must be lengths.')
   print(f'{jax.devices()[0].device_kind}, {_NUM_ITERS.value} iterations')

@@ -2,7 +2,7 @@
 
 Source: Lapenna, Fioresi, Gharesifard 2026 (arXiv 2604.07925): 24 layers, width
 128, 4 heads, 4x4 patches, 50 Sinkhorn iterations. The paper does not state its
-optimizer and schedule; those here were chosen on validation data.
+optimizer and schedule; those here come from short runs on training data.
 
 Presets: `:quick` (the same architecture on the 5,000-image sample, minutes on
 two CPU cores), `:tiny` (2 layers of width 16, seconds; for tests).

@@ -40,6 +40,24 @@ def run(main: Callable[[], int | None], flag_values: flags.FlagValues) -> None:
   sys.exit(code or 0)
 
 
+def output_path(value: str) -> pathlib.Path | None:
+  """The file that a flag names, None if it is not given.
+
+  Raises:
+    errors.UserError: if it exists, or its directory does not.
+  """
+  if not value:
+    return None
+  path = pathlib.Path(value).expanduser()
+  if path.exists():
+    raise errors.UserError(f'{path} exists; choose another name for --output.')
+  if not path.parent.is_dir():
+    raise errors.UserError(
+      f'--output={value}: there is no directory {path.parent}.'
+    )
+  return path
+
+
 def _parse(argv: Sequence[str], flag_values: flags.FlagValues) -> None:
   if {'--help', '-help', '-h'} & set(argv):
     print(sys.modules['__main__'].__doc__)

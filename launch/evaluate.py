@@ -5,7 +5,6 @@ stochastic. Works on unfinished runs and on any number of devices.
 """
 
 import json
-import pathlib
 
 from absl import flags
 
@@ -50,12 +49,9 @@ flags.mark_flag_as_required('workdir', FLAGS)
 def main() -> None:
   """Evaluates and prints."""
   from sinkformer_jax import data
-  from sinkformer_jax import errors
   from sinkformer_jax import training
 
-  output = pathlib.Path(_OUTPUT.value).expanduser() if _OUTPUT.value else None
-  if output and output.exists():
-    raise errors.UserError(f'--output={output} exists; choose another name.')
+  output = cli.output_path(_OUTPUT.value)
   run = training.load_run(_WORKDIR.value, _STEP.value)
   with run.config.unlocked():
     run.config.data.dir = _DATA_DIR.value or run.config.data.dir

@@ -196,15 +196,25 @@ def _logsumexp(x, pairs, axis):
   return jnp.log(total) + largest.squeeze(axis)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _softmax(x, pairs, axis=-1):
   x = _masked(x, pairs, -jnp.inf)
-  largest = jax.lax.stop_gradient(x.max(axis, keepdims=True))
-  largest = jnp.where(largest == -jnp.inf, 0, largest)
-  weights = jnp.exp(x - largest)
+  largest = x.max(axis, keepdims=True)
+  weights = jnp.exp(x - jnp.where(largest == -jnp.inf, 0, largest))
   total = weights.sum(axis, keepdims=True)
+  return weights / jnp.where(total == 0, 1, total)
+
+
+@_softmax.defjvp
+def _softmax_jvp(axis, primals, tangents):
+  # The derivative needs the weights alone, so nothing else is kept.
+  x, pairs = primals
+  weights = _softmax(x, pairs, axis)
+  change = weights * _masked(tangents[0], pairs, 0)
+  change -= weights * change.sum(axis, keepdims=True)
   # Masked once more for the gradient: what is NaN in a masked place, such as
   # the values of a padded token, must not reach the sum.
-  return _masked(weights / jnp.where(total == 0, 1, total), pairs, 0)
+  return weights, _masked(change, pairs, 0)
 
 
 # The fast form.

@@ -333,7 +333,7 @@ def test_compile_time_does_not_grow_with_iterations():
     fn = jax.grad(lambda x: (sinkhorn.sinkhorn(x, num_iters) ** 2).sum())
     return len(str(jax.make_jaxpr(fn)(jnp.zeros((50, 50)))).splitlines())
 
-  assert lines(1000) == lines(50)
+  assert lines(500) == lines(50)
   assert lines(50) < 3 * lines(3)
 
 

@@ -120,6 +120,7 @@ def test_evaluate_refusals(undisturbed):
     ([f'--workdir={workdir}/checkpoints/10'], f'Did you mean {workdir}'),
     ([f'--workdir={workdir}', '--step=7'], 'no checkpoint of step 7'),
     ([f'--workdir={workdir}', '--split=dev'], 'dev'),
+    ([f'--workdir={workdir}', '--output=no/x.json'], 'no directory no'),
     ([], 'workdir'),
   ):
     assert words in refused('launch.evaluate', *arguments)
