@@ -24,7 +24,11 @@ _MATRICES = flags.DEFINE_integer(
   flag_values=FLAGS,
 )
 _NUM_ITERS = flags.DEFINE_integer(
-  'num_iters', 50, 'Sinkhorn iterations.', flag_values=FLAGS
+  'num_iters',
+  50,
+  'Sinkhorn iterations.',
+  lower_bound=1,
+  flag_values=FLAGS,
 )
 _REPEATS = flags.DEFINE_integer(
   'repeats', 9, 'Timed calls.', lower_bound=1, flag_values=FLAGS

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import logging
 import pathlib
 import sys
+import traceback
 
 from absl import flags
 from absl import logging as absl_logging
@@ -21,8 +22,8 @@ def run(main: Callable[[], int | None], flag_values: flags.FlagValues) -> None:
   """Parses flags, runs `main`, and exits with what it returns.
 
   Exit codes: 0 done, 75 stopped by a signal and to be resumed, 1 an error that
-  the user can mend, 2 wrong flags; anything else is a fault of the program and
-  shows a traceback.
+  the user can mend, 2 wrong flags, 130 killed by Ctrl-C; anything else is a
+  fault of the program and shows a traceback.
 
   Args:
     main: the program; returns an exit code, None for 0.
@@ -66,11 +67,9 @@ def _parse(argv: Sequence[str], flag_values: flags.FlagValues) -> None:
   _check_config_file(argv)
   try:
     rest = flag_values(argv)[1:]
-  # What flags and config files raise for values that cannot be used.
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
-    # A config file's own error is the last line of a text with its traceback.
-    text = str(e).strip()
-    _exit(EXIT_USAGE, text.splitlines()[-1] if 'Traceback' in text else text)
+  except Exception as error:
+    # Flags raise many kinds, and a config file is code that may raise any.
+    _exit(EXIT_USAGE, _brief(error))
   if rest:
     _exit(EXIT_USAGE, f'unexpected arguments: {" ".join(rest)}')
   # Libraries may ask whether the global flags, which are not used here, have
@@ -79,11 +78,27 @@ def _parse(argv: Sequence[str], flag_values: flags.FlagValues) -> None:
 
 
 def _check_config_file(argv):
-  for argument in argv:
-    name, _, value = argument.partition('=')
-    path = value.partition(':')[0]
-    if name.lstrip('-') == 'config' and not pathlib.Path(path).is_file():
-      _exit(EXIT_USAGE, f'{argument}: there is no file {path!r}')
+  for argument, following in zip(argv, [*argv[1:], ''], strict=True):
+    name, equals, value = argument.partition('=')
+    if name not in ('-config', '--config'):
+      continue
+    path = (value if equals else following).partition(':')[0]
+    if not pathlib.Path(path).is_file():
+      _exit(EXIT_USAGE, f'--config: there is no file {path!r}')
+
+
+def _brief(error):
+  """What is wrong, and for errors of a config file's code, where."""
+  text = str(error).strip()
+  if 'Traceback' in text:
+    # An error of the code of a config file, as text with its traceback.
+    *before, text = text.splitlines()
+    places = [x.strip() for x in before if x.strip().startswith('File ')]
+    return f'{text} ({places[-1]})' if places else text
+  if isinstance(error, flags.Error):
+    return text
+  last = traceback.extract_tb(error.__traceback__)[-1]
+  return f'{type(error).__name__}: {text} ({last.filename}:{last.lineno})'
 
 
 def _show_log():
@@ -102,7 +117,11 @@ class _AboveProgressBar(logging.Handler):
   """Writes log lines so that they do not break a progress bar."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    tqdm.tqdm.write(self.format(record), file=sys.stderr)
+    try:
+      tqdm.tqdm.write(self.format(record), file=sys.stderr)
+    except Exception:
+      # A reader of the log that is gone must not end a training.
+      self.handleError(record)
 
 
 def _exit(code, message):

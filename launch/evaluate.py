@@ -53,10 +53,12 @@ def main() -> None:
 
   output = cli.output_path(_OUTPUT.value)
   run = training.load_run(_WORKDIR.value, _STEP.value)
-  with run.config.unlocked():
-    run.config.data.dir = _DATA_DIR.value or run.config.data.dir
+  data_config = run.config.data
+  if _DATA_DIR.value:
+    # Wherever it comes from, it has to be the data of the run.
+    data_config.update(source='auto', dir=_DATA_DIR.value)
   result = training.evaluate_run(
-    run, data.load(run.config.data), _SPLIT.value, _BATCH_SIZE.value
+    run, data.load(data_config), _SPLIT.value, _BATCH_SIZE.value
   )
   print(
     f'{run.workdir} step {run.step}, {_SPLIT.value}: loss'

@@ -45,7 +45,7 @@ def main() -> None:
   else:
     if files:
       # TFDS would go looking for a missing file in the network.
-      data.DATASETS[_NAME.value].read_files(files)
+      data.DATASETS[_NAME.value].read_files(files, gzipped=True)
     print(f'Preparing {_NAME.value} in {data_dir}')
     host = data.DATASETS[_NAME.value].HOST
     tfds_reader.prepare(_NAME.value, data_dir, host, files)

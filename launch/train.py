@@ -40,9 +40,14 @@ def default_workdir(config_path: str, seed: int) -> pathlib.Path:
 def main() -> int:
   """Trains, and says where the result lies."""
   # Imported late: wrong flags are refused before JAX is loaded.
+  from sinkformer_jax import configuration
   from sinkformer_jax import training
 
   config = _CONFIG.value
+  configuration.check(config)
+  if config.data.dir:
+    # So that the run can be evaluated from elsewhere.
+    config.data.dir = str(pathlib.Path(config.data.dir).expanduser().absolute())
   path = config_flags.get_config_filename(FLAGS['config'])
   workdir = _WORKDIR.value or default_workdir(path, config.seed)
   result = training.train_and_evaluate(config, workdir)

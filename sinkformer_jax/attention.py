@@ -62,7 +62,7 @@ class MultiHeadAttention(nn.Module):
   Captures ``logits``, the matrices given to the normalizer, and ``attention``,
   what multiplies the values (before dropout), each
   ``[batch, num_heads, q_length, kv_length]``. Monitors ``row_error`` and
-  ``column_error`` of the normalizer's result, the largest of the batch.
+  ``column_error`` of the same, the largest of the batch.
 
   Attributes:
     num_heads: number of heads; has to divide the width.
@@ -134,11 +134,11 @@ class MultiHeadAttention(nn.Module):
     sow(self, CAPTURE, 'logits', logits)
 
     weights = self.normalizer(logits, mask)
-    self._monitor(weights, mask)
     if self.talking_heads:
       mix = self.param('weights_mix', _identity, (self.num_heads,) * 2)
       weights = jnp.einsum('bhqk,hg->bgqk', weights, mix)
     sow(self, CAPTURE, 'attention', weights)
+    self._monitor(weights, mask)
 
     weights = nn.Dropout(self.dropout_rate, deterministic=self.deterministic)(
       weights

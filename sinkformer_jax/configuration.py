@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
+import itertools
 import json
 from typing import Any
 
@@ -17,12 +18,13 @@ from sinkformer_jax import models
 Rule = Callable[[Any], str | None]
 
 
-def _integer(least: int) -> Rule:
+def _integer(least: int, below: float = float('inf')) -> Rule:
+  words = f'an integer of at least {least}'
+  words += f' and below {below}' if below < float('inf') else ''
+
   def rule(value):
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if is_integer and value >= least:
-      return None
-    return f'an integer of at least {least}'
+    return None if is_integer and least <= value < below else words
 
   return rule
 
@@ -60,7 +62,7 @@ def _steps(value):
 
 
 RULES: dict[str, Rule] = {
-  'seed': _integer(0),
+  'seed': _integer(0, below=2**32),
   'total_steps': _integer(1),
   'batch_size': _integer(1),
   'eval_batch_size': _integer(1),
@@ -111,6 +113,11 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     errors.ConfigError: names the field, its value, and what it must be.
   """
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise errors.ConfigError(
+      f'the config is a {type(config).__name__}, not an'
+      ' ml_collections.ConfigDict.'
+    )
   fields = flatten(config.to_dict())
   for field in fields.keys() - RULES.keys():
     raise errors.ConfigError(f'config.{field} is not a field that is known.')
@@ -159,6 +166,12 @@ def _check_combinations(config):
       f'config.optimizer.schedule={optimizer.schedule!r} does not go with'
       f' config.optimizer.step_boundaries={optimizer.step_boundaries}: they are'
       " for 'step', which needs them."
+    )
+  steps = (optimizer.warmup_steps, *optimizer.step_boundaries)
+  if any(a >= b for a, b in itertools.pairwise(steps)):
+    raise errors.ConfigError(
+      f'config.optimizer.step_boundaries={optimizer.step_boundaries} must rise,'
+      f' from above config.optimizer.warmup_steps={optimizer.warmup_steps}.'
     )
 
 

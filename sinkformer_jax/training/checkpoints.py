@@ -1,7 +1,6 @@
 """Checkpoints: the only module that knows Orbax."""
 
 from collections.abc import Sequence
-import logging
 import pathlib
 from typing import Any
 
@@ -9,8 +8,6 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from sinkformer_jax import errors
-
-logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -75,7 +72,8 @@ class Checkpoints:
     if step in self.steps:
       return
     try:
-      self._checkpointer.save(step, state, force=True)
+      if not self._checkpointer.save(step, state, force=True):
+        raise RuntimeError('Orbax did not save it')
     except Exception as error:
       raise errors.RunError(
         f'checkpoint {step} could not be written to {self.directory}'

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from sinkformer_jax import data
+from sinkformer_jax import errors
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ def evaluate(
     ``loss``, ``accuracy``, ``count``, and the largest ``row_error`` and
     ``column_error`` of the attention weights used, over the split; their lists
     ``..._by_layer`` too. None if stopped: a part of a split is no result.
+
+  Raises:
+    errors.RunError: if a loss is not finite.
   """
   losses, correct, by_layer = [], [], []
   for batch in data.eval_batches(dataset, split, batch_size):
@@ -54,10 +58,15 @@ def evaluate(
   # Summed in float64, so that batches of any size give the same mean.
   losses = np.concatenate(losses).astype(np.float64)
   correct = np.concatenate(correct).astype(np.float64)
+  if not np.isfinite(losses).all():
+    raise errors.RunError(
+      f'the loss of {(~np.isfinite(losses)).sum()} of {len(losses)} {split}'
+      ' examples is not finite: the parameters or the data are damaged.'
+    )
   row_error, column_error = np.max(by_layer, axis=0)
   return {
-    'loss': losses.mean(),
-    'accuracy': correct.mean(),
+    'loss': float(losses.mean()),
+    'accuracy': float(correct.mean()),
     'count': len(losses),
     **marginals(row_error, column_error),
   }

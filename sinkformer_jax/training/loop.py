@@ -54,8 +54,10 @@ def train_and_evaluate(
     if (workdir / 'result.json').exists():
       logger.info('%s is finished; nothing to do.', workdir)
       return workdir_lib.read_json(workdir / 'result.json')
-    with interruption.StopSignal() as stop:
-      return _Training(config, workdir, stop).run()
+    # Data first: while it is loaded or downloaded, signals end the process.
+    start = _Training(config, workdir)
+    with interruption.StopSignal() as start.stop:
+      return start.run()
 
 
 @dataclasses.dataclass
@@ -69,14 +71,13 @@ class _Position:
 class _Training:
   """What one start of a training needs."""
 
-  def __init__(self, config, workdir, stop):
-    self.config, self.workdir, self.stop = config, workdir, stop
+  stop: interruption.StopSignal
+
+  def __init__(self, config, workdir):
+    self.config, self.workdir = config, workdir
     self.mesh = sharding.create_mesh()
-    sharding.check_batch_sizes(
-      self.mesh,
-      batch_size=config.batch_size,
-      eval_batch_size=config.eval_batch_size,
-    )
+    for field in ('batch_size', 'eval_batch_size'):
+      sharding.check_batch_size(self.mesh, f'config.{field}', config[field])
     self.dataset = data.load(config.data)
     self.steps_per_epoch = data.steps_per_epoch(self.dataset, config.batch_size)
     self.model = models.create_model(config.model, self.dataset.info)
@@ -138,19 +139,16 @@ class _Training:
       self.config.batch_size,
       self.steps_per_epoch,
     )
+    workdir_lib.write_json(self.workdir / 'config.json', self.config.to_dict())
     saved.save(0, state)
     return _Position(0, state)
 
   def _train(self, position, saved, writer, progress):
     """Trains to the end; False if a signal came first."""
     config = self.config
-    logged = writer.lines[-1] if writer.lines else {}
-    start = time.monotonic() - logged.get('elapsed_s', 0.0)
-    if self._evaluation_is_due(position.step) and not any(
-      x['step'] == position.step and 'validation/loss' in x
-      for x in writer.lines
-    ):
-      # The signal that stopped the last start came during this evaluation.
+    start = time.monotonic() - _elapsed_s(writer)
+    if self._evaluation_is_due(position.step):
+      # Unless the signal that stopped the last start came during it.
       self._validate(position, writer)
     pending, clock = None, (position.step, time.monotonic())
     while position.step < config.total_steps and not self.stop.requested:
@@ -217,8 +215,8 @@ class _Training:
     raise errors.RunError(
       f'step {step}: {listed}; {where}. Nothing of this was saved; the newest'
       f' good checkpoint is {saved.directory / str(saved.steps[-1])}. Start'
-      ' anew with a lower config.optimizer.learning_rate or longer'
-      ' config.optimizer.warmup_steps.'
+      ' anew, in another --workdir, with a lower'
+      ' config.optimizer.learning_rate or longer config.optimizer.warmup_steps.'
     )
 
   def _log(self, step, metrics, examples_per_second, elapsed_s, writer):
@@ -259,6 +257,14 @@ class _Training:
     )
 
   def _validate(self, position, writer):
+    """Evaluates and logs, unless that is logged; None if a signal came."""
+    for line in writer.lines:
+      if line['step'] == position.step and 'validation/loss' in line:
+        return {
+          name.removeprefix('validation/'): value
+          for name, value in line.items()
+          if name != 'step'
+        }
     result = self._evaluate(position, 'validation')
     if result is not None:
       writer.write(
@@ -270,21 +276,18 @@ class _Training:
         result['loss'],
         result['accuracy'],
       )
+    return result
 
   def _finish(self, position, writer):
     """Final numbers, from the last parameters; None if a signal came."""
-    validation = self._evaluate(position, 'validation')
+    validation = self._validate(position, writer)
     test = validation and self._evaluate(position, 'test')
     if not test:
       return None
-    writer.write(
-      position.step, {f'validation/{k}': v for k, v in validation.items()}
-    )
-    trained = [x for x in writer.lines if 'elapsed_s' in x]
     result = {
       'step': position.step,
       'epochs': position.step / self.steps_per_epoch,
-      'train_s': trained[-1]['elapsed_s'],
+      'train_s': _elapsed_s(writer),
       'validation': validation,
       'test': test,
       'data': self.dataset.info.provenance['origin'],
@@ -293,3 +296,8 @@ class _Training:
     workdir_lib.write_json(self.workdir / 'result.json', result)
     evaluation.warn_of_columns(self.config.model.normalizer, test)
     return result
+
+
+def _elapsed_s(writer):
+  """Seconds of training that the log knows of, over all starts."""
+  return max((x.get('elapsed_s', 0.0) for x in writer.lines), default=0.0)

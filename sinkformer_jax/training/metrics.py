@@ -9,7 +9,11 @@ import time
 from typing import Any
 
 import tensorboardX
+from tensorboardX import event_file_writer
+from tensorboardX.proto import event_pb2
 import tqdm
+
+from sinkformer_jax.training import workdir as workdir_lib
 
 logger = logging.getLogger(__name__)
 
@@ -24,31 +28,46 @@ class MetricWriter:
   def __init__(self, workdir: pathlib.Path, last_step: int):
     self._path = workdir / 'metrics.jsonl'
     self.lines = [x for x in read_metrics(workdir) if x['step'] <= last_step]
-    rewritten = self._path.with_suffix('.tmp')
-    with rewritten.open('w') as f:
-      f.writelines(json.dumps(x) + '\n' for x in self.lines)
-    rewritten.replace(self._path)
-    self._file = self._path.open('a')
-    self._tensorboard = tensorboardX.SummaryWriter(
-      str(workdir / 'tensorboard'), purge_step=last_step + 1
-    )
+    workdir_lib.write_text(self._path, ''.join(map(_to_line, self.lines)))
+    folder = workdir / 'tensorboard'
+    with workdir_lib.writing(self._path):
+      self._file = self._path.open('a')
+      folder.mkdir(exist_ok=True)
+      # tensorboardX's SummaryWriter would wait for ever for its thread once a
+      # write has failed.
+      self._events = event_file_writer.EventsWriter(str(folder / 'events'))
+      purge = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+      self._write_event(last_step + 1, session_log=purge)
 
   def __enter__(self):
     return self
 
   def __exit__(self, *exception):
-    self._file.close()
-    self._tensorboard.close()
+    with workdir_lib.writing(self._path):
+      self._file.close()
+      self._events.close()
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Writes numbers, or lists of numbers (one a layer), of a step."""
     line = {'step': step, **metrics}
     self.lines.append(line)
-    self._file.write(json.dumps(line) + '\n')
-    self._file.flush()
-    for name, value in metrics.items():
-      if not isinstance(value, list):
-        self._tensorboard.add_scalar(name, value, step)
+    with workdir_lib.writing(self._path):
+      self._file.write(_to_line(line))
+      self._file.flush()
+      for name, value in metrics.items():
+        if not isinstance(value, list):
+          self._write_event(
+            step, summary=tensorboardX.summary.scalar(name, value)
+          )
+      self._events.flush()
+
+  def _write_event(self, step, **content):
+    event = event_pb2.Event(wall_time=time.time(), step=step, **content)
+    self._events.write_event(event)
+
+
+def _to_line(metrics):
+  return json.dumps(metrics, allow_nan=False) + '\n'
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -63,9 +63,16 @@ def load_run(
   """
   workdir = workdir_lib.normalize(workdir)
   fields = workdir_lib.read_json(workdir / 'config.json')
-  config = ml_collections.ConfigDict(fields)
+  config = ml_collections.ConfigDict(_tuples(fields))
   info = workdir_lib.read_info(workdir)
-  model = models.create_model(config.model, info, normalizer)
+  try:
+    model = models.create_model(config.model, info, normalizer)
+  except (ValueError, AttributeError) as error:
+    raise errors.RunError(
+      f'{workdir}: the model of its config.json cannot be made: {error} A run'
+      " trained with one's own normalizer needs it again: load_run(workdir,"
+      ' normalizer=...).'
+    ) from error
   example = jnp.zeros((1, *info.input_shape))
   with checkpoints.Checkpoints(workdir) as saved:
     shapes = jax.eval_shape(model.init, jax.random.key(0), example)['params']
@@ -74,6 +81,13 @@ def load_run(
     params = saved.restore({'params': abstract}, step)['params']
     step = saved.steps[-1] if step is None else step
   return Run(workdir, config, info, model, params, step)
+
+
+def _tuples(fields):
+  """JSON made lists of a config's tuples."""
+  if isinstance(fields, dict):
+    return {name: _tuples(value) for name, value in fields.items()}
+  return tuple(fields) if isinstance(fields, list) else fields
 
 
 def evaluate_run(
@@ -101,7 +115,7 @@ def evaluate_run(
       f' not on {theirs["origin"]} {dict(dataset.info.splits)}.'
     )
   mesh = sharding.create_mesh()
-  sharding.check_batch_sizes(mesh, eval_batch_size=batch_size)
+  sharding.check_batch_size(mesh, 'batch_size', batch_size)
   result = evaluation.evaluate(
     steps.make_eval_step(run.model, mesh),
     run.params,

@@ -24,15 +24,14 @@ def split_batch(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
 
 
-def check_batch_sizes(mesh: jax.sharding.Mesh, **sizes: int) -> None:
-  """Refuses batches that the devices do not divide.
+def check_batch_size(mesh: jax.sharding.Mesh, name: str, size: int) -> None:
+  """Refuses a batch that the devices do not divide.
 
   Raises:
-    errors.ConfigError: names the field and the number of devices.
+    errors.ConfigError: gives the name of the size and the number of devices.
   """
-  for field, size in sizes.items():
-    if size % mesh.size:
-      raise errors.ConfigError(
-        f'config.{field}={size} cannot be split evenly between {mesh.size}'
-        f' devices; use a multiple of {mesh.size}.'
-      )
+  if size % mesh.size:
+    raise errors.ConfigError(
+      f'{name}={size} cannot be split evenly between {mesh.size} devices; use a'
+      f' multiple of {mesh.size}.'
+    )

@@ -26,11 +26,33 @@ _MAY_DIFFER = ('data.dir', 'data.source')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
+@contextlib.contextmanager
+def writing(path: pathlib.Path):
+  """Says which file could not be written.
+
+  Raises:
+    errors.RunError: in place of the OSError of a full disk and the like.
+  """
+  try:
+    yield
+  except OSError as error:
+    raise errors.RunError(
+      f'{path} could not be written: {error.strerror or error}. Checkpoints'
+      ' are intact; the same command goes on from the newest.'
+    ) from error
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+  """Writes a file whole or not at all."""
+  temporary = path.with_name(path.name + '.tmp')
+  with writing(path):
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
   """Writes a JSON file whole or not at all."""
-  temporary = path.with_name(path.name + '.tmp')
-  temporary.write_text(json.dumps(content, indent=2) + '\n')
-  temporary.replace(path)
+  write_text(path, json.dumps(content, indent=2, allow_nan=False) + '\n')
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -40,7 +62,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     errors.RunError: if it is not there or damaged.
   """
   try:
-    return json.loads(path.read_text())
+    content = json.loads(path.read_text())
   except FileNotFoundError as error:
     hint = ''
     if (path.parent.parent / path.name).exists():
@@ -50,13 +72,23 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     raise errors.RunError(
       f'{path.parent} is not a run directory: it has no {path.name}.{hint}'
     ) from error
-  except (OSError, json.JSONDecodeError) as error:
+  except (OSError, ValueError) as error:
     raise errors.RunError(f'{path} cannot be read: {error}') from error
+  if not isinstance(content, dict):
+    raise errors.RunError(f'{path} is damaged: it does not hold an object.')
+  return content
 
 
 def normalize(workdir: str | os.PathLike) -> pathlib.Path:
-  """Absolute path, with ``~`` resolved."""
-  return pathlib.Path(workdir).expanduser().absolute()
+  """Absolute path, with ``~`` resolved.
+
+  Raises:
+    errors.RunError: for the home directory of an unknown user.
+  """
+  try:
+    return pathlib.Path(workdir).expanduser().absolute()
+  except RuntimeError as error:
+    raise errors.RunError(f'workdir {workdir}: {error}') from error
 
 
 @contextlib.contextmanager
@@ -87,16 +119,11 @@ def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
 
 
 def _check_config(workdir, config):
-  path = workdir / 'config.json'
-  new = config.to_dict()
-  if not path.exists():
-    if (workdir / 'checkpoints').exists():
-      raise errors.RunError(
-        f'{workdir} has checkpoints but no config.json; choose another workdir.'
-      )
-    write_json(path, new)
+  # Without a checkpoint nothing depends on the config yet.
+  if not any((workdir / 'checkpoints').glob('[0-9]*')):
     return
-  changed = configuration.differences(read_json(path), new)
+  old = read_json(workdir / 'config.json')
+  changed = configuration.differences(old, config.to_dict())
   changed = {k: v for k, v in changed.items() if k not in _MAY_DIFFER}
   if changed:
     listed = ', '.join(
@@ -127,7 +154,7 @@ def record_start(
   }
   starts = []
   if path.exists():
-    old = read_json(path)
+    old = _read_provenance(workdir)
     if old['data']['fingerprint'] != dataset['fingerprint']:
       raise errors.RunError(
         f'{workdir} was trained on other data: {old["data"]["origin"]}, not'
@@ -149,7 +176,7 @@ def record_start(
 
 def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
   """The data set of a run, without loading it."""
-  recorded = read_json(workdir / 'provenance.json')['data']
+  recorded = _read_provenance(workdir)['data']
   return data.DatasetInfo(
     name=recorded.pop('name'),
     num_classes=recorded.pop('num_classes'),
@@ -157,6 +184,16 @@ def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
     splits=recorded.pop('splits'),
     provenance=recorded,
   )
+
+
+def _read_provenance(workdir):
+  path = workdir / 'provenance.json'
+  content = read_json(path)
+  known = {'name', 'num_classes', 'input_shape', 'splits', 'fingerprint'}
+  recorded = content.get('data')
+  if not isinstance(recorded, dict) or known - recorded.keys():
+    raise errors.RunError(f'{path} is damaged: it does not describe the data.')
+  return content
 
 
 def _git_commit():

@@ -32,5 +32,13 @@ def test_command(tmp_path):
   assert code == 0, stderr
   assert 'times faster than automatic differentiation' in stdout
   assert len(json.loads(output.read_text())) == 6
-  line = launch_test.refused('analysis.cost', *arguments, f'--output={output}')
-  assert 'exists' in line
+  for wrong, words in (
+    (f'--output={output}', 'exists'),
+    ('--lengths=0', 'lengths'),
+  ):
+    line = launch_test.refused('analysis.cost', *arguments, wrong, code=1)
+    assert words in line
+  line = launch_test.refused(
+    'analysis.cost', *arguments, '--num_iters=-1', code=2
+  )
+  assert 'num_iters' in line

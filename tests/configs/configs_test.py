@@ -80,6 +80,7 @@ def test_unknown_preset_is_refused():
     ('optimizer.schedule', 'step', 'step_boundaries'),
     ('optimizer.step_boundaries', (3,), 'schedule'),
     ('optimizer.warmup_steps', 99_999, 'total_steps'),
+    ('seed', 2**32, 'below'),
     ('data.name', 'cifar', 'mnist'),
     ('data.source', 'network', 'sample'),
     ('data.dir', 'None', 'unset'),
@@ -105,6 +106,19 @@ def test_wrong_types_are_named(config, value):
     config.model.num_iters = value
   with pytest.raises(errors.ConfigError, match='config.model.num_iters'):
     configuration.check(config)
+
+
+@pytest.mark.parametrize('boundaries', [(3, 3), (6, 5), (5,), (1, 7)])
+def test_boundaries_have_to_rise_from_above_the_warmup(config, boundaries):
+  config.optimizer.update(schedule='step', step_boundaries=boundaries)
+  assert config.optimizer.warmup_steps == 5
+  with pytest.raises(errors.ConfigError, match='must rise'):
+    configuration.check(config)
+
+
+def test_a_dict_is_not_a_config(config):
+  with pytest.raises(errors.ConfigError, match='ConfigDict'):
+    configuration.check(config.to_dict())
 
 
 def test_missing_and_unknown_fields_are_named(config):

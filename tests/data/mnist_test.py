@@ -129,6 +129,14 @@ def test_given_directory_without_data_is_no_reason_for_the_sample(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+def test_variable_without_data_is_no_reason_for_the_sample(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setenv('SINKFORMER_DATA_DIR', str(tmp_path / 'typo'))
+  with pytest.raises(errors.DataError, match='typo'):
+    mnist.load('auto', '')
+
+
 @pytest.mark.skipif(tfds_reader.can_prepare(), reason='TensorFlow is installed')
 def test_preparing_without_tensorflow_says_what_to_install(tmp_path):
   with pytest.raises(errors.DataError, match='requirements-data.txt'):
@@ -153,7 +161,7 @@ def test_prepared_tfds_set_is_read_without_tensorflow(
 
   prepared = tmp_path / 'mnist' / '3.0.1'
   prepared.mkdir(parents=True)
-  (prepared / 'dataset_info.json').write_text('{}')
+  (prepared / 'dataset_info.json').write_text('{"fileFormat": "array_record"}')
   monkeypatch.setattr(mnist, 'VALIDATION_SIZE', 5)
   with tfds.testing.mock_data(num_examples=30):
     dataset = mnist.load('auto', str(tmp_path))
@@ -166,6 +174,22 @@ def test_prepared_tfds_set_is_read_without_tensorflow(
 def test_damaged_tfds_set_is_named(tmp_path):
   prepared = tmp_path / 'mnist' / '3.0.1'
   prepared.mkdir(parents=True)
-  (prepared / 'dataset_info.json').write_text('{')
-  with pytest.raises(errors.DataError, match='prepared set'):
+  (prepared / 'dataset_info.json').write_text('{"array_record"')
+  with pytest.raises(errors.DataError, match='prepared set .* delete'):
     mnist.load('tfds', str(tmp_path))
+
+
+def test_tfds_set_in_another_format_is_not_taken(tmp_path, monkeypatch):
+  prepared = tmp_path / 'mnist' / '3.0.1'
+  prepared.mkdir(parents=True)
+  (prepared / 'dataset_info.json').write_text('{"fileFormat": "tfrecord"}')
+  assert not tfds_reader.is_prepared('mnist', tmp_path)
+  with pytest.raises(errors.DataError, match='no prepared set'):
+    mnist.load('tfds', str(tmp_path))
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  monkeypatch.setattr(tfds_reader, 'can_prepare', lambda: True)
+  with pytest.raises(errors.DataError, match='another format'):
+    tfds_reader.prepare('mnist', tmp_path, mnist.HOST)
+  # The default config goes on to the sample, and says why.
+  provenance = mnist.load('auto', '').info.provenance
+  assert 'another format' in provenance['tried']['tfds']

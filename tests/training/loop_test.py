@@ -432,6 +432,11 @@ def test_own_normalizer_can_be_trained(config, workdir, monkeypatch):
   training.train_and_evaluate(config, workdir)
   line = metrics_lib.read_metrics(workdir)[0]
   assert line['train/column_error'] < 1e-6
+  assert training.load_run(workdir, normalizer=uniform).step == 5
+  monkeypatch.undo()
+  with pytest.raises(errors.RunError, match='normalizer='):
+    training.load_run(workdir)
+  assert training.load_run(workdir, normalizer=uniform).step == 5
 
 
 def test_every_option_trains(config, tmp_path):
@@ -517,12 +522,110 @@ def test_columns_far_off_are_warned_of(finished, caplog):
   assert 'not doubly stochastic' in caplog.text
 
 
-def test_batches_that_devices_do_not_divide_are_refused(config, workdir):
+def test_batches_that_devices_do_not_divide_are_refused():
   class Mesh:
     size = 3
 
-  with pytest.raises(errors.ConfigError, match='batch_size=16 .*3 devices'):
-    sharding.check_batch_sizes(Mesh, batch_size=16)
+  with pytest.raises(errors.ConfigError, match='x=16 .*3 devices'):
+    sharding.check_batch_size(Mesh, 'x', 16)
+
+
+def test_elapsed_time_goes_on_in_a_resumed_run(config, workdir, monkeypatch):
+  # Stopped right after an evaluation, whose line has no elapsed time.
+  with monkeypatch.context() as m:
+    interrupt(m, 10)
+    training.train_and_evaluate(config, workdir)
+  result = training.train_and_evaluate(config, workdir)
+  times = [
+    x['elapsed_s']
+    for x in metrics_lib.read_metrics(workdir)
+    if 'elapsed_s' in x
+  ]
+  assert len(times) == 4
+  assert times == sorted(times)
+  assert result['train_s'] == times[-1]
+
+
+def test_start_that_fails_does_not_claim_the_directory(config, workdir):
+  config.batch_size = 100_000
+  with pytest.raises(errors.ConfigError, match='config.batch_size=100000'):
+    training.train_and_evaluate(config, workdir)
+  config.batch_size = 16
+  config.total_steps = 5
+  assert training.train_and_evaluate(config, workdir)['step'] == 5
+
+
+def test_metrics_that_cannot_be_written_are_an_error(
+  config, workdir, monkeypatch
+):
+  from tensorboardX import event_file_writer
+
+  original, count = event_file_writer.EventsWriter.write_event, [0]
+
+  def write_event(self, event):
+    count[0] += 1
+    if count[0] > 20:
+      raise OSError(28, 'No space left on device')
+    return original(self, event)
+
+  monkeypatch.setattr(
+    event_file_writer.EventsWriter, 'write_event', write_event
+  )
+  with pytest.raises(errors.RunError, match='No space left'):
+    training.train_and_evaluate(config, workdir)
+  monkeypatch.undo()
+  assert training.train_and_evaluate(config, workdir)['step'] == 20
+
+
+def test_evaluation_that_is_not_finite_is_no_result(
+  config, workdir, monkeypatch
+):
+  original = data.eval_batches
+
+  def eval_batches(*args):
+    for batch in original(*args):
+      yield poison(batch)
+
+  monkeypatch.setattr(data, 'eval_batches', eval_batches)
+  with pytest.raises(errors.RunError, match='validation examples is not'):
+    training.train_and_evaluate(config, workdir)
+  assert not (workdir / 'result.json').exists()
+
+
+def test_marginal_errors_are_those_of_the_weights_used(config, tmp_path):
+  # Talking heads mix the weights after the normalizer.
+  config.model.talking_heads = True
+  config.total_steps = 5
+  training.train_and_evaluate(config, tmp_path / 'run')
+  run = training.load_run(tmp_path / 'run')
+  mix = run.params['encoder']['blocks']['attention']['weights_mix']
+  run.params['encoder']['blocks']['attention']['weights_mix'] = 1.5 * mix
+  result = training.evaluate_run(run, data.load(config.data), 'test', 128)
+  sums = 1.5 * np.abs(np.asarray(mix).sum(1) - 1 / 1.5)
+  np.testing.assert_allclose(
+    result['row_error_by_layer'], sums.max(-1), atol=1e-4
+  )
+
+
+def test_damaged_run_files_are_named(config, workdir):
+  config.total_steps = 5
+  training.train_and_evaluate(config, workdir)
+  for name, content in (
+    ('config.json', b'[]'),
+    ('config.json', b'{"model"'),
+    ('config.json', b'\xff\xfe'),
+    ('config.json', b'{}'),
+    ('provenance.json', b'{}'),
+  ):
+    path = workdir / name
+    good = path.read_bytes()
+    path.write_bytes(content)
+    with pytest.raises(errors.RunError, match=name):
+      training.load_run(workdir)
+    path.write_bytes(good)
+  assert training.load_run(workdir).step == 5
+  # What is loaded is the config it was trained with.
+  assert training.load_run(workdir).config.to_dict() == config.to_dict()
 
 
 def test_own_names_are_used_for_what_is_patched_here():

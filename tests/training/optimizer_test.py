@@ -32,7 +32,7 @@ def test_constant(config, warmup):
   np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize('warmup', [0, 2])
+@pytest.mark.parametrize('warmup', [0, 2, 3])
 def test_step(config, warmup):
   config = config.optimizer
   config.update(
