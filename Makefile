@@ -26,11 +26,11 @@ $(INSTALLED): requirements.txt
 
 test: $(INSTALLED)
 	@echo 'Running the tests, slow ones left out'
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 test-slow: $(INSTALLED)
 	@echo 'Running all tests'
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -3,6 +3,8 @@
 Nothing else differs, so a pair of runs with one seed starts from identical
 weights and sees identical batches.
 
+Source, expected numbers and run times are in `mnist_sinkhorn`.
+
   python -m launch.train --config=configs/mnist_softmax.py
   python -m launch.train --config=configs/mnist_softmax.py:quick
 """

@@ -310,25 +310,29 @@ def _sinkhorn_bwd(num_iters, residuals, d_weights):
 
       # A column update has S = diag(u) E diag(v) / r, a row update
       # S = diag(u) E diag(v_before); each adds -S times the cotangent of its
-      # potential to the cotangents of C and of the other potential.
-      def iteration(dg, uv):
-        u, v, v_before = uv
-        right = -v * dg / ratio
-        df = u * _einsum('...ij,...j->...i', kernel, right)
-        left = -u * df
-        dg = v_before * _einsum('...ij,...i->...j', kernel, left)
-        return dg, (left, right)
+      # potential to the cotangents of C and of the other potential. With
+      # right = -v dg / r and left = -u df every term has a factor E and
+      # (u right^T + left v_before^T), and an update is one product with E.
+      def iteration(right, factors):
+        u_squared, v_before_squared = factors
+        left = -u_squared * _einsum('...ij,...j->...i', kernel, right)
+        carry = -v_before_squared * _einsum('...ij,...i->...j', kernel, left)
+        return carry, (left, right)
 
-      dg, (left, right) = jax.lax.scan(
-        iteration, dg, (u, v, v_before), reverse=True
+      right, (left, rights) = jax.lax.scan(
+        iteration,
+        -v[-1] * dg / ratio,
+        (u**2, v_before**2 / ratio),
+        reverse=True,
       )
       # All updates of a block share E: their rank-one terms are one product.
       terms = _einsum(
         '...ik,...kj->...ij',
         jnp.moveaxis(jnp.concatenate([u, left]), 0, -1),
-        jnp.moveaxis(jnp.concatenate([right, v_before]), 0, -2),
+        jnp.moveaxis(jnp.concatenate([rights, v_before]), 0, -2),
       )
-      return (d_logits + kernel * terms, dg), None
+      # The block starts at v = 1.
+      return (d_logits + kernel * terms, -right * ratio), None
 
     (d_logits, dg), _ = jax.lax.scan(block, (d_logits, dg), trace, reverse=True)
 
