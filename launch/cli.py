@@ -98,6 +98,9 @@ def _brief(error):
   if isinstance(error, flags.Error):
     return text
   last = traceback.extract_tb(error.__traceback__)[-1]
+  if 'ml_collections' in last.filename:
+    # A field that is not there; its text is quoted as that of a KeyError.
+    return 'no such field: ' + text.replace('\\n', ' ').replace("\\'", '')
   return f'{type(error).__name__}: {text} ({last.filename}:{last.lineno})'
 
 

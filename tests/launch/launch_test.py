@@ -148,7 +148,7 @@ def test_evaluate_with_a_relative_path_and_a_home(undisturbed):
     (1, [TINY, '--config.model.num_heads=3'], 'config.model.num_heads=3'),
     (1, [TINY, '--config.data.dir=None'], 'config.data.dir'),
     (2, [TINY, '--config.model.num_layers=2.5'], 'num_layers'),
-    (2, [TINY, '--config.model.depht=3'], 'depht'),
+    (2, [TINY, '--config.model.nm_heads=3'], 'Did you mean "num_heads"'),
     (2, [TINY, '--config.total_steps=1e3'], 'total_steps'),
     (2, ['--config=configs/mnist_sinkhorn.py:fast'], 'use one of quick'),
     (2, ['--config=configs/none.py'], 'none.py'),
