@@ -20,7 +20,7 @@ _LENGTHS = flags.DEFINE_list(
 _MATRICES = flags.DEFINE_integer(
   'matrices',
   0,
-  'Matrices in a batch; 256 of 50 tokens, 64 of 128 if 0.',
+  'Matrices in a batch; 256 of 50 tokens, 62 of 128 if 0.',
   flag_values=FLAGS,
 )
 _NUM_ITERS = flags.DEFINE_integer(
@@ -120,7 +120,7 @@ def main() -> None:
   )
   rows = []
   for length in map(int, _LENGTHS.value):
-    # About the same number of entries at every length.
+    # Fewer of longer ones, so that a table takes seconds.
     matrices = _MATRICES.value or max(1, round(256 * (50 / length) ** 1.5))
     block = normalizer_rows(length, matrices, _NUM_ITERS.value, _REPEATS.value)
     for x in block:

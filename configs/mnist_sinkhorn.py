@@ -6,7 +6,7 @@ optimizer and schedule; those here come from short runs on training data.
 
 Reached here with --config.total_steps=859 (one epoch, seed 0): 97.9 % of the
 test images in 37 minutes on two busy CPU cores; softmax 97.8 % in 26 minutes.
-All 10 epochs would take some 5 hours there (not run yet).
+All 10 epochs would take some 6 and 4 hours there (not run yet).
 
 Presets: `:quick` (the same architecture on the 5,000-image sample, minutes on
 two CPU cores), `:tiny` (2 layers of width 16, seconds; for tests).

@@ -12,6 +12,7 @@ from absl import logging as absl_logging
 import tqdm
 
 from sinkformer_jax import errors
+from sinkformer_jax import paths
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -49,7 +50,7 @@ def output_path(value: str) -> pathlib.Path | None:
   """
   if not value:
     return None
-  path = pathlib.Path(value).expanduser()
+  path = paths.resolve(value, '--output')
   if path.exists():
     raise errors.UserError(f'{path} exists; choose another name for --output.')
   if not path.parent.is_dir():

@@ -5,8 +5,6 @@ Downloads the original files, or takes them from `--files=DIR` where they have
 been downloaded already.
 """
 
-import pathlib
-
 from absl import flags
 
 from launch import cli
@@ -34,10 +32,11 @@ def main() -> None:
   """Prepares the set, reads it once, and says what is there."""
   from sinkformer_jax import data
   from sinkformer_jax import errors
+  from sinkformer_jax import paths
   from sinkformer_jax.data import tfds_reader
 
-  data_dir = tfds_reader.data_dirs(_DATA_DIR.value)[0].absolute()
-  files = pathlib.Path(_FILES.value).expanduser() if _FILES.value else None
+  data_dir = tfds_reader.data_dirs(_DATA_DIR.value)[0]
+  files = paths.resolve(_FILES.value, '--files') if _FILES.value else None
   if files and not files.is_dir():
     raise errors.DataError(f'--files={files} is not a directory.')
   if tfds_reader.is_prepared(_NAME.value, data_dir):

@@ -5,6 +5,7 @@ Any field of the config can be overridden, as in
 stop. Exit codes: 0 finished, 75 stopped by a signal, 1 and 2 errors.
 """
 
+import os
 import pathlib
 
 from absl import flags
@@ -41,13 +42,15 @@ def main() -> int:
   """Trains, and says where the result lies."""
   # Imported late: wrong flags are refused before JAX is loaded.
   from sinkformer_jax import configuration
+  from sinkformer_jax import paths
   from sinkformer_jax import training
 
   config = _CONFIG.value
   configuration.check(config)
-  if config.data.dir:
-    # So that the run can be evaluated from elsewhere.
-    config.data.dir = str(pathlib.Path(config.data.dir).expanduser().absolute())
+  data_dir = config.data.dir or os.environ.get('SINKFORMER_DATA_DIR', '')
+  if data_dir:
+    # Recorded in full, so that the run can be evaluated from elsewhere.
+    config.data.dir = str(paths.resolve(data_dir, 'config.data.dir'))
   path = config_flags.get_config_filename(FLAGS['config'])
   workdir = _WORKDIR.value or default_workdir(path, config.seed)
   result = training.train_and_evaluate(config, workdir)

@@ -41,7 +41,8 @@ def softmax(logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     Weights ``[..., q_length, kv_length]``; rows of valid queries sum to 1.
 
   Raises:
-    ValueError: if `mask` is not the product of query and key validity.
+    ValueError: if `mask` is not the product of query and key validity. Inside
+      jit, where its values are not known, the matrix becomes NaN instead.
   """
   logits, rows, columns = _prepare(logits, mask)
   return _softmax(logits, _pairs(rows, columns))
@@ -71,7 +72,8 @@ def sinkhorn(
   Raises:
     ValueError: if `num_iters` is not an integer of at least 0, or if `mask` is
       not the product of query and key validity (a causal mask is not: the
-      only triangular doubly stochastic matrix is the identity).
+      only triangular doubly stochastic matrix is the identity). Inside jit,
+      where a mask's values are not known, the matrix becomes NaN instead.
   """
   num_iters = _check_num_iters(num_iters)
   logits, rows, columns = _prepare(logits, mask)
@@ -119,6 +121,9 @@ def marginal_errors(
     ``(row_error, column_error)``, each ``[...]``: the largest
     ``|sum_j P_ij - 1|`` over valid queries and ``|sum_i P_ij - n_q / n_k|``
     over valid keys; 0 where no token is valid.
+
+  Raises:
+    ValueError: for a mask that `sinkhorn` refuses.
   """
   weights, rows, columns = _prepare(weights, mask)
   weights = _masked(weights, _pairs(rows, columns), 0)

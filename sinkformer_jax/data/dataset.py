@@ -75,7 +75,7 @@ def split(arrays: Arrays, sizes: Mapping[str, int]) -> dict[str, Arrays]:
 
   Returns:
     The splits, each again in the order of the digests. A class has its share
-    of each split to within one example.
+    of each split to within two examples.
   """
   labels = arrays['label']
   if sum(sizes.values()) != len(labels):

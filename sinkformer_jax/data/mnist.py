@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 
 from sinkformer_jax import errors
+from sinkformer_jax import paths
 from sinkformer_jax.data import dataset as dataset_lib
 from sinkformer_jax.data import tfds_reader
 
@@ -158,7 +159,7 @@ def read_files(
 def _from_files(data_dir):
   if not data_dir:
     raise _NotThereError('no directory given')
-  folder = pathlib.Path(data_dir).expanduser() / 'mnist'
+  folder = paths.resolve(data_dir, 'directory') / 'mnist'
   arrays = read_files(folder)
 
   def examples(prefix):

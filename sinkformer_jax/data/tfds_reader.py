@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 
 from sinkformer_jax import errors
+from sinkformer_jax import paths
 
 _PROBE_TIMEOUT_S = 20
 
@@ -15,7 +16,7 @@ _PROBE_TIMEOUT_S = 20
 def data_dirs(extra: str = '') -> list[pathlib.Path]:
   """Where prepared sets are looked for: `extra`, then TFDS's own place."""
   default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
-  return [pathlib.Path(x).expanduser() for x in (extra, default) if x]
+  return [paths.resolve(x, 'directory') for x in (extra, default) if x]
 
 
 def can_prepare() -> bool:
@@ -29,7 +30,7 @@ def is_prepared(name: str, data_dir: pathlib.Path) -> bool:
   Looks at files only. TFDS's default format, tfrecord, needs TensorFlow.
   """
   return any(
-    '"array_record"' in path.read_text()
+    '"array_record"' in path.read_text(errors='replace')
     for path in data_dir.glob(f'{name}/*/dataset_info.json')
   )
 
@@ -97,8 +98,9 @@ def prepare(
     )
   if any(data_dir.glob(f'{name}/*/dataset_info.json')):
     raise errors.DataError(
-      f'{data_dir / name} holds the set in another format than array_record;'
-      ' choose another directory with --data_dir.'
+      f'{data_dir / name} holds the set in another format than array_record,'
+      ' or damaged: delete it, or prepare the set elsewhere with python -m'
+      ' launch.prepare_data --data_dir=DIR.'
     )
   if files_dir is None:
     _probe(probe_url)

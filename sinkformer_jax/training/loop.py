@@ -15,6 +15,7 @@ from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
+from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
 from sinkformer_jax.training import interruption
@@ -49,7 +50,7 @@ def train_and_evaluate(
       for a loss or gradient that is not finite.
   """
   configuration.check(config)
-  workdir = workdir_lib.normalize(workdir)
+  workdir = paths.resolve(workdir, 'workdir')
   with workdir_lib.claim(workdir, config):
     if (workdir / 'result.json').exists():
       logger.info('%s is finished; nothing to do.', workdir)

@@ -29,13 +29,16 @@ class MetricWriter:
     self._path = workdir / 'metrics.jsonl'
     self.lines = [x for x in read_metrics(workdir) if x['step'] <= last_step]
     workdir_lib.write_text(self._path, ''.join(map(_to_line, self.lines)))
-    folder = workdir / 'tensorboard'
+    self._folder = workdir / 'tensorboard'
     with workdir_lib.writing(self._path):
       self._file = self._path.open('a')
-      folder.mkdir(exist_ok=True)
+    with workdir_lib.writing(self._folder):
+      self._folder.mkdir(exist_ok=True)
       # tensorboardX's SummaryWriter would wait for ever for its thread once a
       # write has failed.
-      self._events = event_file_writer.EventsWriter(str(folder / 'events'))
+      self._events = event_file_writer.EventsWriter(
+        str(self._folder / 'events')
+      )
       purge = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
       self._write_event(last_step + 1, session_log=purge)
 
@@ -45,6 +48,7 @@ class MetricWriter:
   def __exit__(self, *exception):
     with workdir_lib.writing(self._path):
       self._file.close()
+    with workdir_lib.writing(self._folder):
       self._events.close()
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -54,6 +58,7 @@ class MetricWriter:
     with workdir_lib.writing(self._path):
       self._file.write(_to_line(line))
       self._file.flush()
+    with workdir_lib.writing(self._folder):
       for name, value in metrics.items():
         if not isinstance(value, list):
           self._write_event(
@@ -71,7 +76,7 @@ def _to_line(metrics):
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """The lines of `metrics.jsonl`; a last one cut off by a kill is left out."""
+  """The lines of `metrics.jsonl`; one cut off by a kill is left out."""
   path = workdir / 'metrics.jsonl'
   lines = []
   for line in path.read_text().splitlines() if path.exists() else ():

@@ -14,6 +14,7 @@ from sinkformer_jax import attention
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
+from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
 from sinkformer_jax.training import sharding
@@ -61,21 +62,21 @@ def load_run(
   Raises:
     errors.RunError: if there is no such run or checkpoint, or it is damaged.
   """
-  workdir = workdir_lib.normalize(workdir)
+  workdir = paths.resolve(workdir, 'workdir')
   fields = workdir_lib.read_json(workdir / 'config.json')
   config = ml_collections.ConfigDict(_tuples(fields))
   info = workdir_lib.read_info(workdir)
+  example = jnp.zeros((1, *info.input_shape))
   try:
     model = models.create_model(config.model, info, normalizer)
-  except (ValueError, AttributeError) as error:
+    shapes = jax.eval_shape(model.init, jax.random.key(0), example)['params']
+  except (ValueError, AttributeError, TypeError) as error:
     raise errors.RunError(
       f'{workdir}: the model of its config.json cannot be made: {error} A run'
       " trained with one's own normalizer needs it again: load_run(workdir,"
       ' normalizer=...).'
     ) from error
-  example = jnp.zeros((1, *info.input_shape))
   with checkpoints.Checkpoints(workdir) as saved:
-    shapes = jax.eval_shape(model.init, jax.random.key(0), example)['params']
     everywhere = sharding.replicated(sharding.create_mesh())
     abstract = checkpoints.abstract(shapes, everywhere)
     params = saved.restore({'params': abstract}, step)['params']
@@ -112,7 +113,8 @@ def evaluate_run(
   if ours['fingerprint'] != theirs['fingerprint']:
     raise errors.RunError(
       f'{run.workdir} was trained on {ours["origin"]} {dict(run.info.splits)},'
-      f' not on {theirs["origin"]} {dict(dataset.info.splits)}.'
+      f' not on {theirs["origin"]} {dict(dataset.info.splits)}. Say where that'
+      ' data is with --data_dir=DIR or $SINKFORMER_DATA_DIR.'
     )
   mesh = sharding.create_mesh()
   sharding.check_batch_size(mesh, 'batch_size', batch_size)

@@ -6,7 +6,6 @@ import datetime
 import fcntl
 import importlib.metadata
 import json
-import os
 import pathlib
 import platform
 import subprocess
@@ -79,18 +78,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   return content
 
 
-def normalize(workdir: str | os.PathLike) -> pathlib.Path:
-  """Absolute path, with ``~`` resolved.
-
-  Raises:
-    errors.RunError: for the home directory of an unknown user.
-  """
-  try:
-    return pathlib.Path(workdir).expanduser().absolute()
-  except RuntimeError as error:
-    raise errors.RunError(f'workdir {workdir}: {error}') from error
-
-
 @contextlib.contextmanager
 def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
   """Makes the directory this run's, for as long as the context lasts.
@@ -119,8 +106,10 @@ def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
 
 
 def _check_config(workdir, config):
-  # Without a checkpoint nothing depends on the config yet.
-  if not any((workdir / 'checkpoints').glob('[0-9]*')):
+  saved = (workdir / 'checkpoints').glob('*')
+  has_result = (workdir / 'result.json').exists()
+  if not has_result and not any(x.name.isdigit() for x in saved):
+    # Nothing depends on the config yet.
     return
   old = read_json(workdir / 'config.json')
   changed = configuration.differences(old, config.to_dict())

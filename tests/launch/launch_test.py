@@ -120,9 +120,11 @@ def test_evaluate_refusals(undisturbed):
   for code, arguments, words in (
     (1, [f'{here}/checkpoints/10'], f'Did you mean {workdir}'),
     (1, [here, '--step=7'], 'no checkpoint of step 7'),
-    (1, [here, '--output=no/x.json'], 'no directory no'),
+    (1, [here, '--output=no/x.json'], 'no directory /'),
     (1, [here, '--data_dir=/nowhere'], '/nowhere'),
     (1, ['--workdir=~nobody_here/x'], 'nobody_here'),
+    (1, [here, '--output=~nobody_here/x'], '--output'),
+    (1, [here, '--data_dir=~nobody_here/x'], 'nobody_here'),
     (2, [here, '--split=dev'], 'dev'),
     (2, [], 'workdir'),
   ):
@@ -147,6 +149,7 @@ def test_evaluate_with_a_relative_path_and_a_home(undisturbed):
   [
     (1, [TINY, '--config.model.num_heads=3'], 'config.model.num_heads=3'),
     (1, [TINY, '--config.data.dir=None'], 'config.data.dir'),
+    (1, [TINY, '--config.data.dir=~nobody_here/x'], 'config.data.dir'),
     (2, [TINY, '--config.model.num_layers=2.5'], 'num_layers'),
     (2, [TINY, '--config.model.nm_heads=3'], 'Did you mean "num_heads"'),
     (2, [TINY, '--config.total_steps=1e3'], 'total_steps'),

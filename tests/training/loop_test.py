@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 import signal
 
 import jax
@@ -232,6 +233,25 @@ def test_changed_config_is_refused(finished, field, value):
   with pytest.raises(errors.RunError, match=re.escape(f'config.{field} was')):
     training.train_and_evaluate(config, workdir)
   assert contents(workdir) == before
+
+
+def test_result_without_checkpoints_belongs_to_its_config(finished, tmp_path):
+  config, workdir, result = finished
+  copy = tmp_path / 'run'
+  shutil.copytree(workdir, copy)
+  shutil.rmtree(copy / 'checkpoints')
+  assert training.train_and_evaluate(config, copy) == result
+  other = config.copy_and_resolve_references()
+  other.seed = 3
+  with pytest.raises(errors.RunError, match='config.seed was 0'):
+    training.train_and_evaluate(other, copy)
+
+
+def test_start_killed_in_its_first_save_holds_nothing(config, workdir):
+  (workdir / 'checkpoints' / '0.orbax-checkpoint-tmp').mkdir(parents=True)
+  (workdir / 'config.json').write_text('{"seed": 5}')
+  config.total_steps = 5
+  assert training.train_and_evaluate(config, workdir)['step'] == 5
 
 
 def test_other_data_is_refused(config, workdir, monkeypatch):
@@ -615,6 +635,12 @@ def test_damaged_run_files_are_named(config, workdir):
     ('config.json', b'{"model"'),
     ('config.json', b'\xff\xfe'),
     ('config.json', b'{}'),
+    (
+      'config.json',
+      json.dumps(
+        {'model': {**config.model.to_dict(), 'dtype': 'float31'}}
+      ).encode(),
+    ),
     ('provenance.json', b'{}'),
   ):
     path = workdir / name

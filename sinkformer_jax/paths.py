@@ -1,0 +1,22 @@
+"""Paths that users give."""
+
+import os
+import pathlib
+
+from sinkformer_jax import errors
+
+
+def resolve(path: str | os.PathLike, name: str) -> pathlib.Path:
+  """Makes a path absolute, with ``~`` resolved.
+
+  Args:
+    path: the path.
+    name: what the user knows it by, for the error.
+
+  Raises:
+    errors.UserError: for the home directory of an unknown user.
+  """
+  try:
+    return pathlib.Path(path).expanduser().absolute()
+  except RuntimeError as error:
+    raise errors.UserError(f'{name}={path}: {error}') from error
