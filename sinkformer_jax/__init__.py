@@ -1,0 +1,1 @@
+"""Softmax and Sinkhorn attention under equal terms; see the README."""
