@@ -5,7 +5,6 @@ Any field of the config can be overridden, as in
 stop. Exit codes: 0 finished, 75 stopped by a signal, 1 and 2 errors.
 """
 
-import os
 import pathlib
 
 from absl import flags
@@ -47,7 +46,7 @@ def main() -> int:
 
   config = _CONFIG.value
   configuration.check(config)
-  data_dir = config.data.dir or os.environ.get('SINKFORMER_DATA_DIR', '')
+  data_dir = paths.data_dir(config.data.dir)
   if data_dir:
     # Recorded in full, so that the run can be evaluated from elsewhere.
     config.data.dir = str(paths.resolve(data_dir, 'config.data.dir'))

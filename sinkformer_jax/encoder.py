@@ -306,8 +306,6 @@ class Encoder(nn.Module):
       ablation=ablation,
       name='blocks',
     )(x, pair_mask)
-    return (
-      LayerNorm(self.dtype, name='norm')(x)
-      if (self.norm_position == 'pre')
-      else x
-    )
+    if self.norm_position == 'pre':
+      x = LayerNorm(self.dtype, name='norm')(x)
+    return x

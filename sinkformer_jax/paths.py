@@ -20,3 +20,8 @@ def resolve(path: str | os.PathLike, name: str) -> pathlib.Path:
     return pathlib.Path(path).expanduser().absolute()
   except RuntimeError as error:
     raise errors.UserError(f'{name}={path}: {error}') from error
+
+
+def data_dir(given: str) -> str:
+  """The directory of data sets: `given`, or else $SINKFORMER_DATA_DIR."""
+  return given or os.environ.get('SINKFORMER_DATA_DIR', '')

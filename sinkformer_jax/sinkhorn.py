@@ -158,7 +158,9 @@ def _prepare(logits, mask):
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   if mask is None:
     return logits, None, None
-  mask = jnp.broadcast_to(jnp.asarray(mask, bool), logits.shape)
+  # Not over heads: one mask serves them all.
+  mask = jnp.asarray(mask, bool)
+  mask = jnp.broadcast_to(mask, mask.shape[:-2] + logits.shape[-2:])
   rows, columns = mask.any(-1), mask.any(-2)
   is_product = (mask == _pairs(rows, columns)).all((-2, -1))
   if isinstance(is_product, jax.core.Tracer):
@@ -194,18 +196,22 @@ def _masked(x, pairs, fill):
 def _logsumexp(x, pairs, axis):
   """``log sum exp`` over valid pairs; 0 (not -inf) where there are none."""
   x = _masked(x, pairs, -jnp.inf)
-  largest = jax.lax.stop_gradient(x.max(axis, keepdims=True))
-  largest = jnp.where(largest == -jnp.inf, 0, largest)
-  total = jnp.exp(x - largest).sum(axis)
+  shift = jax.lax.stop_gradient(_shift(x, axis))
+  total = jnp.exp(x - shift).sum(axis)
   total = jnp.where(total == 0, 1, total)
-  return jnp.log(total) + largest.squeeze(axis)
+  return jnp.log(total) + shift.squeeze(axis)
+
+
+def _shift(x, axis):
+  """What to subtract before ``exp``: the maximum, 0 where nothing is valid."""
+  maximum = x.max(axis, keepdims=True)
+  return jnp.where(maximum == -jnp.inf, 0, maximum)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _softmax(x, pairs, axis=-1):
   x = _masked(x, pairs, -jnp.inf)
-  largest = x.max(axis, keepdims=True)
-  weights = jnp.exp(x - jnp.where(largest == -jnp.inf, 0, largest))
+  weights = jnp.exp(x - _shift(x, axis))
   total = weights.sum(axis, keepdims=True)
   return weights / jnp.where(total == 0, 1, total)
 
@@ -235,8 +241,8 @@ def _softmax_jvp(axis, primals, tangents):
 
 def _block_sizes(num_iters: int, length: int) -> list[tuple[int, int]]:
   """All iterations but the first, as ``[(blocks, iterations each), ...]``."""
-  largest = (30 / math.log10(max(length, 2)) + 1) / 2
-  size = min(max(1, math.floor(largest)), max(num_iters - 1, 1))
+  limit = (30 / math.log10(max(length, 2)) + 1) / 2
+  size = min(max(1, math.floor(limit)), max(num_iters - 1, 1))
   blocks, rest = divmod(num_iters - 1, size)
   return [x for x in [(blocks, size), (1, rest)] if x[0] and x[1]]
 

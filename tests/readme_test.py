@@ -1,13 +1,11 @@
 """The Python examples of the README run as they are."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.launch import launch_test
 
 EXAMPLES = re.findall(
   r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL
@@ -16,15 +14,7 @@ EXAMPLES = re.findall(
 
 @pytest.mark.parametrize('number', range(len(EXAMPLES)))
 def test_example(number, tmp_path):
-  done = subprocess.run(
-    [sys.executable, '-c', EXAMPLES[number]],
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    check=False,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-  )
-  assert done.returncode == 0, done.stderr
+  launch_test.run_code(EXAMPLES[number], cwd=tmp_path)
 
 
 def test_there_are_examples():

@@ -241,6 +241,25 @@ def test_masked_equals_unpadded(shape, filler, num_iters):
     np.testing.assert_allclose(gradient[index][block], unpadded, 0, 1e-5)
 
 
+@pytest.mark.parametrize('num_iters', [0, 10])
+def test_one_mask_serves_all_heads(num_iters):
+  shape = (2, 3, 8, 8)
+  valid = np.arange(8) < np.array([[5], [8]])
+  mask = valid[:, None, :, None] & valid[:, None, None, :]
+  logits, cotangent = normal(shape), normal(shape, seed=1)
+  for broadcast in (mask, mask[:1, 0], mask[0, 0]):
+    full = np.broadcast_to(broadcast, shape)
+    results = [
+      value_and_gradient(sinkhorn.sinkhorn, logits, cotangent, num_iters, m)
+      for m in (broadcast, full)
+    ]
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *results
+    )
+    errors = [sinkhorn.marginal_errors(results[0][0], m) for m in (mask, full)]
+    assert errors[0][0].shape == errors[1][0].shape == shape[:2]
+
+
 @pytest.mark.parametrize('num_iters', ITERATIONS)
 def test_all_invalid_example_gives_zeros(num_iters):
   mask = np.ones((2, 8, 8), bool)

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import importlib.util
 import logging
-import os
 import pathlib
 import zlib
 
@@ -67,7 +66,7 @@ def load(source: str, data_dir: str) -> dataset_lib.Dataset:
   Raises:
     errors.DataError: if no source could be read, or one is damaged.
   """
-  data_dir = data_dir or os.environ.get('SINKFORMER_DATA_DIR', '')
+  data_dir = paths.data_dir(data_dir)
   readers = {
     'files': lambda: _from_files(data_dir),
     'tfds': lambda: _from_tfds(data_dir),

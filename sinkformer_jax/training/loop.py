@@ -162,30 +162,32 @@ class _Training:
       position.state, metrics = self.train_step(position.state, batch)
       position.step += 1
       step = position.step
+      last = step == config.total_steps
+      log = step % config.log_every_steps == 0 or last
+      validate = self._evaluation_is_due(step)
+      save = (
+        step % config.checkpoint.every_steps == 0
+        or last
+        or step in config.checkpoint.keep_steps
+      )
       # Metrics are looked at one step late, so that the host prepares a batch
       # while the device computes; before anything is kept, at once.
       if pending:
         self._check_finite(*pending, saved)
       pending = (step, metrics)
-      shown = {}
-      last = step == config.total_steps
-      if step % config.log_every_steps == 0 or last:
+      if log or validate or save:
         self._check_finite(*pending, saved)
+      shown = {}
+      if log:
         now = time.monotonic()
         rate = (step - clock[0]) * config.batch_size / (now - clock[1])
         clock = (step, now)
         shown = self._log(step, metrics, rate, now - start, writer)
       progress.update(step, shown)
-      if self._evaluation_is_due(step):
-        self._check_finite(*pending, saved)
+      if validate:
         self._validate(position, writer)
         clock = (step, time.monotonic())
-      if (
-        step % config.checkpoint.every_steps == 0
-        or last
-        or (step in config.checkpoint.keep_steps)
-      ):
-        self._check_finite(*pending, saved)
+      if save:
         saved.save(step, position.state)
     if self.stop.requested and position.step:
       if pending:

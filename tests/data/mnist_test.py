@@ -137,8 +137,10 @@ def test_variable_without_data_is_no_reason_for_the_sample(
     mnist.load('auto', '')
 
 
-@pytest.mark.skipif(tfds_reader.can_prepare(), reason='TensorFlow is installed')
-def test_preparing_without_tensorflow_says_what_to_install(tmp_path):
+def test_preparing_without_tensorflow_says_what_to_install(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(tfds_reader, 'can_prepare', lambda: False)
   with pytest.raises(errors.DataError, match='requirements-data.txt'):
     tfds_reader.prepare('mnist', tmp_path / 'new', mnist.HOST)
   assert not list(tmp_path.iterdir())

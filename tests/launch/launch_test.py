@@ -42,6 +42,20 @@ def run(module, *arguments, timeout=120, **options):
   return process.returncode, stdout, stderr
 
 
+def run_code(code, *arguments, cwd=ROOT):
+  """Runs Python code, which has to succeed; its standard output."""
+  done = subprocess.run(
+    [sys.executable, '-c', code, *arguments],
+    cwd=cwd,
+    capture_output=True,
+    text=True,
+    check=False,
+    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
 def refused(module, *arguments, code, **options):
   """Runs what has to be refused; its one line of error."""
   begin = time.monotonic()
@@ -207,23 +221,17 @@ def test_damaged_data_file(tmp_path):
   folder = tmp_path / 'mnist'
   folder.mkdir()
   (folder / 'train-images-idx3-ubyte.gz').write_bytes(b'<html>')
-  line = refused(
+  command = (
     'launch.train',
     '--config=configs/mnist_softmax.py',
     f'--config.data.dir={tmp_path}',
     f'--workdir={tmp_path / "run"}',
-    code=1,
   )
+  line = refused(*command, code=1)
   assert 'is missing' in line
   for name in ('train-labels-idx1', 't10k-images-idx3', 't10k-labels-idx1'):
     (folder / f'{name}-ubyte.gz').write_bytes(b'<html>')
-  line = refused(
-    'launch.train',
-    '--config=configs/mnist_softmax.py',
-    f'--config.data.dir={tmp_path}',
-    f'--workdir={tmp_path / "run"}',
-    code=1,
-  )
+  line = refused(*command, code=1)
   assert 'train-images-idx3-ubyte.gz (6 bytes) is damaged' in line
 
 
@@ -279,15 +287,7 @@ def test_every_field_can_be_overridden(config):
   )
   for wanted in (fields, changed):
     overrides = [f'--config.{k}={v}' for k, v in wanted.items()]
-    done = subprocess.run(
-      [sys.executable, '-c', script, TINY, *overrides],
-      cwd=ROOT,
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    actual = json.loads(done.stdout)
+    actual = json.loads(run_code(script, TINY, *overrides))
     assert actual == json.loads(json.dumps(wanted))
     for field, value in wanted.items():
       if not isinstance(value, tuple):
@@ -327,15 +327,7 @@ def test_imports_have_no_side_effects(tmp_path):
     "assert 'tensorflow' not in sys.modules\n"
     "assert 'tensorflow_datasets' not in sys.modules\n"
   )
-  done = subprocess.run(
-    [sys.executable, '-c', script],
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    check=False,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-  )
-  assert done.returncode == 0, done.stderr
+  run_code(script, cwd=tmp_path)
   assert not list(tmp_path.iterdir())
 
 
