@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import hashlib
 import logging
+import os
 import pathlib
+import platform
 import sys
 import traceback
 
@@ -34,12 +37,29 @@ def run(main: Callable[[], int | None], flag_values: flags.FlagValues) -> None:
   _parse(sys.argv, flag_values)
   _show_log()
   try:
+    _keep_compiled_programs()
     code = main()
   except errors.UserError as error:
     _exit(EXIT_ERROR, error)
   except KeyboardInterrupt:
     _exit(130, 'interrupted')
   sys.exit(code or 0)
+
+
+def _keep_compiled_programs():
+  """Lets JAX, which is imported later, find what an earlier start compiled.
+
+  Programs for a CPU are kept by its features: a home directory may be shared by
+  machines of several kinds.
+  """
+  features = platform.processor()
+  cpuinfo = pathlib.Path('/proc/cpuinfo')
+  if cpuinfo.is_file():
+    lines = cpuinfo.read_text(errors='replace').splitlines()
+    features = next((x for x in lines if x.startswith('flags')), features)
+  kind = hashlib.sha256(features.encode()).hexdigest()[:12]
+  directory = paths.cache_dir() / f'compiled-{platform.machine()}-{kind}'
+  os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(directory))
 
 
 def output_path(value: str) -> pathlib.Path | None:

@@ -116,14 +116,15 @@ class MultiHeadAttention(nn.Module):
       )(inputs)
 
     def split_heads(x):
-      return x.reshape(*x.shape[:-1], self.num_heads, head_dim)
+      x = x.reshape(*x.shape[:-1], self.num_heads, head_dim)
+      return x.swapaxes(-3, -2)
 
     query = split_heads(dense('query', queries))
     key = split_heads(dense('key', keys_values))
     value = split_heads(dense('value', keys_values, self.value_gain))
 
     logits = jnp.einsum(
-      'bqhd,bkhd->bhqk',
+      'bhqd,bhkd->bhqk',
       query / jnp.sqrt(head_dim).astype(query.dtype),
       key,
       preferred_element_type=jnp.promote_types(self.dtype, jnp.float32),
@@ -143,8 +144,8 @@ class MultiHeadAttention(nn.Module):
     weights = nn.Dropout(self.dropout_rate, deterministic=self.deterministic)(
       weights
     )
-    mixed = jnp.einsum('bhqk,bkhd->bqhd', weights.astype(self.dtype), value)
-    mixed = mixed.reshape(*mixed.shape[:-2], width)
+    mixed = jnp.einsum('bhqk,bhkd->bhqd', weights.astype(self.dtype), value)
+    mixed = mixed.swapaxes(-3, -2).reshape(*queries.shape[:-1], width)
     return dense('out', mixed, self.output_gain)
 
   def _monitor(self, weights, mask):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sinkformer_jax import attention
+from sinkformer_jax import sinkhorn
 
 CAPTURE, MONITOR = attention.CAPTURE, attention.MONITOR
 
@@ -31,46 +32,27 @@ def deepnorm_constants(num_layers: int) -> tuple[float, float]:
   return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25
 
 
-# The next two functions state their derivatives so that a training step keeps
-# exactly one array each. Left to themselves, XLA's CPU fusions compute gelu
-# and LayerNorm again inside the matrix products of the backward pass, which
-# doubles the time of a step.
+def _dot_general(x, kernel, dimension_numbers, **options):
+  """Matrix product whose kernel gradient transposes the smaller operand.
+
+  The gradient contracts over tokens, for which XLA on CPU first transposes the
+  left operand. Left to itself it takes the input, also where that is the wide
+  one: it doubled the time of that product.
+  """
+  if kernel.shape[0] > kernel.shape[1]:
+    ((contracted, _), batch) = dimension_numbers
+    kernel = jax.lax.optimization_barrier(kernel.T)
+    dimension_numbers = ((contracted, (1,)), batch)
+  return jax.lax.dot_general(x, kernel, dimension_numbers, **options)
 
 
-@jax.custom_jvp
-def gelu(x: jax.Array) -> jax.Array:
-  """GELU in its tanh form, elementwise."""
-  return jax.nn.gelu(x, approximate=True)
-
-
-@gelu.defjvp
-def _gelu_jvp(primals, tangents):
-  (x,), (tangent,) = primals, tangents
-  # gelu(x) = x (1 + tanh(c (x + a x^3))) / 2
-  c, a = (2 / jnp.pi) ** 0.5, 0.044715
-  tanh = jnp.tanh(c * (x + a * x**3)).astype(x.dtype)
-  slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * c * (1 + 3 * a * x**2)
-  return 0.5 * x * (1 + tanh), slope.astype(x.dtype) * tangent
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _standardize(x, epsilon):
-  return _standardize_and_scale(x, epsilon)[0]
-
-
-def _standardize_and_scale(x, epsilon):
-  centered = x - x.mean(-1, keepdims=True)
-  inverse = jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + epsilon)
-  return centered * inverse, inverse
-
-
-@_standardize.defjvp
-def _standardize_jvp(epsilon, primals, tangents):
-  (x,), (tangent,) = primals, tangents
-  y, inverse = _standardize_and_scale(x, epsilon)
-  tangent = tangent - tangent.mean(-1, keepdims=True)
-  tangent = tangent - y * (y * tangent).mean(-1, keepdims=True)
-  return y, inverse * tangent
+# What the backward pass of a block finds stored; it computes the rest again:
+# reading and writing memory costs more than elementwise functions and the small
+# products of attention.
+_STORED = jax.checkpoint_policies.save_from_both_policies(
+  jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  jax.checkpoint_policies.save_only_these_names(sinkhorn.POTENTIALS),
+)
 
 
 def _rms(x):
@@ -89,7 +71,9 @@ class LayerNorm(nn.Module):
     scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
     bias = self.param('bias', nn.initializers.zeros, x.shape[-1:])
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return (_standardize(x, self.epsilon) * scale + bias).astype(self.dtype)
+    x = x - x.mean(-1, keepdims=True)
+    x = x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + self.epsilon)
+    return (x * scale + bias).astype(self.dtype)
 
 
 class FeedForward(nn.Module):
@@ -105,14 +89,17 @@ class FeedForward(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """``[..., width] -> [..., width]``."""
-    dense = functools.partial(nn.Dense, dtype=self.dtype)
+    dense = functools.partial(
+      nn.Dense, dtype=self.dtype, dot_general=_dot_general
+    )
     hidden = dense(
       self.ffn_dim,
       kernel_init=attention.kernel_init(self.gain),
       name='expand',
     )(x)
+    hidden = nn.gelu(hidden)
     hidden = nn.Dropout(self.dropout_rate, deterministic=self.deterministic)(
-      gelu(hidden)
+      hidden
     )
     return dense(
       x.shape[-1],
@@ -234,7 +221,9 @@ class Encoder(nn.Module):
       with norm_position='post'.
     dropout_rate: of attention weights, FFN and sublayer results.
     dtype: of activations; parameters are float32.
-    remat: recompute each block in the backward pass instead of storing it.
+    remat: store nothing but the input of each block for the backward pass;
+      otherwise the results of its dense layers and the normalizer's
+      potentials too.
   """
 
   num_layers: int
@@ -283,7 +272,8 @@ class Encoder(nn.Module):
     x = x.astype(self.dtype)
     attention.sow(self, CAPTURE, 'embedding', x)
 
-    block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+    stored = jax.checkpoint_policies.nothing_saveable if self.remat else _STORED
+    block = nn.remat(Block, prevent_cse=False, policy=stored)
     x, _ = nn.scan(
       block,
       variable_axes={'params': 0, CAPTURE: 0, MONITOR: 0},

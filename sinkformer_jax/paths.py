@@ -22,6 +22,18 @@ def resolve(path: str | os.PathLike, name: str) -> pathlib.Path:
     raise errors.UserError(f'{name}={path}: {error}') from error
 
 
+def cache_dir() -> pathlib.Path:
+  """Where what can be made again is kept between runs.
+
+  $SINKFORMER_CACHE_DIR, or else ``sinkformer_jax`` in the user's cache.
+  """
+  own = os.environ.get('SINKFORMER_CACHE_DIR')
+  if own:
+    return resolve(own, '$SINKFORMER_CACHE_DIR')
+  users = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  return resolve(users, '$XDG_CACHE_HOME') / 'sinkformer_jax'
+
+
 def data_dir(given: str) -> str:
   """The directory of data sets: `given`, or else $SINKFORMER_DATA_DIR."""
   return given or os.environ.get('SINKFORMER_DATA_DIR', '')

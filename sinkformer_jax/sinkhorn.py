@@ -21,8 +21,13 @@ import functools
 import math
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
+
+# What the gradient of `sinkhorn` keeps goes by this name in the policies of
+# `jax.checkpoint`.
+POTENTIALS = 'potentials'
 
 # TPUs and recent GPUs multiply float32 matrices in a far coarser format
 # unless told not to.
@@ -180,10 +185,10 @@ def _pairs(rows, columns):
 
 
 def _column_sum(rows, columns, logits):
-  """``n_q / n_k``, what each valid column sums to: ``[...]`` or a number."""
+  """``n_q / n_k``, what each valid column sums to: ``[..., 1]``."""
   if rows is None:
     n_q, n_k = logits.shape[-2:]
-    return jnp.asarray(n_q / n_k, logits.dtype)
+    return jnp.asarray([n_q / n_k], logits.dtype)
   # An example without any valid token has no columns to fill.
   n_q, n_k = (jnp.maximum(x.sum(-1, keepdims=True), 1) for x in (rows, columns))
   return n_q.astype(logits.dtype) / n_k.astype(logits.dtype)
@@ -231,51 +236,92 @@ def _softmax_jvp(axis, primals, tangents):
 # The fast form.
 #
 # The first iteration runs in log space. The others run in blocks. A block
-# builds E = exp(C + f_i + g_j) from the potentials it starts with, runs its
-# iterations as the matrix-vector updates u = 1 / (E v), v = r / (E^T u) with
-# r = n_q / n_k, starting at v = 1, and ends with f += log u, g += log v. After
-# a full iteration every half-update changes a potential by at most log(n), so
-# a block short enough that n ** (2 * iterations) stays within 1e30 neither
-# overflows nor drops anything that float32 could see, whatever the logits.
+# builds E = exp(C + g_j), each row scaled to a largest entry of 1, from the
+# column potentials it starts with, runs its iterations as the matrix-vector
+# updates u = 1 / (E v), v = r / (E^T u) with r = n_q / n_k, starting at v = 1,
+# and ends with g += log v. After a full iteration every half-update changes a
+# potential by at most log(n), so a block short enough that
+# n ** (2 * iterations) stays within 1e30 neither overflows nor drops anything
+# that float32 could see, whatever the logits. The backward pass needs v of
+# every iteration; u is one product with E away.
+#
+# A matrix leaves the loops, on its own, when all that is left would change
+# nothing beyond `_TOLERANCE`: forward when its potentials stand still, backward
+# when the cotangent of its potentials has died away.
+
+# In units of the dtype's rounding: just below 1e-6 in float32.
+_TOLERANCE = 8
 
 
-def _block_sizes(num_iters: int, length: int) -> list[tuple[int, int]]:
-  """All iterations but the first, as ``[(blocks, iterations each), ...]``."""
-  limit = (30 / math.log10(max(length, 2)) + 1) / 2
-  size = min(max(1, math.floor(limit)), max(num_iters - 1, 1))
-  blocks, rest = divmod(num_iters - 1, size)
-  return [x for x in [(blocks, size), (1, rest)] if x[0] and x[1]]
+def _block_sizes(num_iters: int, length: int) -> tuple[int, int, int]:
+  """All iterations but the first: ``(blocks, iterations in each, rest)``."""
+  limit = max(1, math.floor((30 / math.log10(max(length, 2)) + 1) / 2))
+  blocks = -(-(num_iters - 1) // limit)
+  size = (num_iters - 1) // blocks if blocks else 1
+  return blocks, size, num_iters - 1 - blocks * size
 
 
-def _kernel(logits, pairs, f, g):
-  return _masked(
-    jnp.exp((logits + f[..., :, None]) + g[..., None, :]), pairs, 0
-  )
+def _tolerance(x):
+  return _TOLERANCE * jnp.finfo(x.dtype).eps
+
+
+def _kernel(logits, pairs, g):
+  x = _masked(logits + g[..., None, :], pairs, -jnp.inf)
+  return jnp.exp(x - _shift(x, -1))
 
 
 def _divide(numerator, denominator, valid):
-  """Division where `valid`, 0 elsewhere: there is nothing to divide there."""
+  """Division where `valid`, 1 elsewhere: there is nothing to divide there."""
   if valid is None:
     return numerator / denominator
-  return jnp.where(valid, numerator / jnp.where(valid, denominator, 1), 0)
+  return jnp.where(valid, numerator / jnp.where(valid, denominator, 1), 1)
 
 
-def _log(x, valid):
-  return jnp.log(x if valid is None else jnp.where(valid, x, 1))
+def _run_block(kernel, rows, columns, ratio, size):
+  """`size` iterations from ``v = 1``: the last u, and v after each."""
 
-
-def _run_block(logits, rows, columns, size, f, g):
-  """`size` iterations from ``f, g``; also what each update left, ``u, v``."""
-  kernel = _kernel(logits, _pairs(rows, columns), f, g)
-  ratio = _column_sum(rows, columns, logits)
-
-  def iteration(v, _):
+  def iteration(carry, _):
+    _, v = carry
     u = _divide(1, _einsum('...ij,...j->...i', kernel, v), rows)
     v = _divide(ratio, _einsum('...ij,...i->...j', kernel, u), columns)
-    return v, (u, v)
+    return (u, v), v
 
-  _, (u, v) = jax.lax.scan(iteration, jnp.ones_like(g), length=size)
-  return f + _log(u[-1], rows), g + _log(v[-1], columns), u, v
+  ones = jnp.ones_like(kernel[..., :, 0]), jnp.ones_like(kernel[..., 0, :])
+  (u, _), v = jax.lax.scan(iteration, ones, length=size)
+  return u, v
+
+
+def _stands_still(kernel, rows, columns, ratio, u, v, remaining):
+  """Whether `remaining` more iterations change no weight: ``[...]`` booleans.
+
+  An iteration maps potentials to potentials with a derivative that is a product
+  of two stochastic matrices. Each shrinks the spread (largest minus smallest)
+  of what it is given at least by Dobrushin's coefficient, one minus the sum of
+  the smallest entries of its columns. So all further movement has at most the
+  spread of the last iteration's times a geometric sum, and a movement of spread
+  s changes a weight p at most by s p (1 - p).
+  """
+  pairs = _pairs(rows, columns)
+  before = v[-2] if len(v) > 1 else jnp.ones_like(v[0])
+  movement = jnp.log(v[-1] / before)
+  eps = jnp.finfo(v.dtype).eps
+  spread = jnp.maximum(movement.max(-1) - movement.min(-1), eps)
+
+  def change():
+    weights = u[..., :, None] * kernel * v[-1][..., None, :]
+
+    def sum_of_smallest(axis):
+      smallest = _masked(weights, pairs, jnp.inf).min(axis)
+      return jnp.where(smallest == jnp.inf, 0, smallest).sum(-1)
+
+    rate = 1 - sum_of_smallest(-2)
+    rate *= 1 - sum_of_smallest(-1) / ratio.squeeze(-1)
+    steps = jnp.minimum(remaining, rate / jnp.maximum(1 - rate, 1e-3))
+    return spread * steps * (weights * (1 - weights)).max((-2, -1))
+
+  # Passes over whole matrices, made only if there is a chance.
+  chance = (spread <= 64 * eps).any()
+  return jax.lax.cond(chance, change, lambda: spread) <= _tolerance(v)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -283,75 +329,219 @@ def _sinkhorn(num_iters, logits, rows, columns):
   return _sinkhorn_fwd(num_iters, logits, rows, columns)[0]
 
 
-def _sinkhorn_fwd(num_iters, logits, rows, columns):
+def _potentials(num_iters, logits, rows, columns):
+  """Runs all iterations.
+
+  Returns:
+    ``(g, first_g, history, odd, blocks_run)``: the column potentials at the
+    end and after the first iteration; v in the blocks,
+    ``[blocks, size, ..., n_k]``, and in the iterations after them,
+    ``[rest, ..., n_k]``; in how many blocks each matrix took part, one more if
+    in the last iterations too.
+  """
   pairs = _pairs(rows, columns)
-  log_ratio = jnp.log(_column_sum(rows, columns, logits))
-  first_f = f = -_logsumexp(logits, pairs, axis=-1)
-  g = log_ratio - _logsumexp(logits + f[..., :, None], pairs, axis=-2)
-  history = []
-  for blocks, size in _block_sizes(num_iters, max(logits.shape[-2:])):
+  ratio = _column_sum(rows, columns, logits)
+  blocks, size, rest = _block_sizes(num_iters, max(logits.shape[-2:]))
+  f = -_logsumexp(logits, pairs, axis=-1)
+  first_g = jnp.log(ratio) - _logsumexp(logits + f[..., :, None], pairs, -2)
 
-    def block(potentials, _, size=size):
-      f, g, u, v = _run_block(logits, rows, columns, size, *potentials)
-      return (f, g), (*potentials, u, v)
+  def run(g, moving, size):
+    kernel = _kernel(logits, pairs, g)
+    u, v = _run_block(kernel, rows, columns, ratio, size)
+    v = jnp.where(moving[..., None], v, 1)
+    return g + jnp.log(v[-1]), v, kernel, u
 
-    (f, g), trace = jax.lax.scan(block, (f, g), length=blocks)
-    history.append(trace)
-  weights = _softmax(logits + g[..., None, :], pairs)
-  return weights, (logits, rows, columns, weights, first_f, g, history)
+  def block(state):
+    index, g, moving, blocks_run, history = state
+    g, v, kernel, u = run(g, moving, size)
+    history = jax.lax.dynamic_update_index_in_dim(history, v, index, 0)
+    left = num_iters - 1 - (index + 1) * size
+    still = _stands_still(kernel, rows, columns, ratio, u, v, left)
+    return index + 1, g, moving & ~still, blocks_run + moving, history
+
+  moving = jnp.ones(first_g.shape[:-1], bool)
+  state = (0, first_g, moving, jnp.zeros(moving.shape, jnp.int32))
+  history = jnp.ones((blocks, size, *first_g.shape), first_g.dtype)
+  state = (*state, history)
+  if blocks:
+    state = jax.lax.while_loop(
+      lambda state: (state[0] < blocks) & state[2].any(), block, state
+    )
+  _, g, moving, blocks_run, history = state
+  odd = jnp.ones((rest, *g.shape), g.dtype)
+  if rest:
+    g, odd = jax.lax.cond(
+      moving.any(), lambda g: run(g, moving, rest)[:2], lambda g: (g, odd), g
+    )
+    blocks_run += moving
+  return g, first_g, history, odd, blocks_run
+
+
+def _sinkhorn_fwd(num_iters, logits, rows, columns):
+  potentials = checkpoint_name(
+    _potentials(num_iters, logits, rows, columns), POTENTIALS
+  )
+  weights = _softmax(
+    logits + potentials[0][..., None, :], _pairs(rows, columns)
+  )
+  return weights, (logits, rows, columns, weights, *potentials)
+
+
+def _block_gradient(kernel, rows, ratio, v, dg):
+  """Adds to the cotangents what the iterations of a block pass on.
+
+  Args:
+    kernel: E, ``[..., n_q, n_k]``.
+    rows: valid rows.
+    ratio: ``n_q / n_k``.
+    v: ``[iterations, ..., n_k]``.
+    dg: cotangent of the potentials after the block, ``[..., n_k]``.
+
+  Returns:
+    What to add to the cotangent of the logits, and the cotangent of the
+    potentials before the block.
+  """
+  v_before = jnp.concatenate([jnp.ones_like(v[:1]), v[:-1]])
+
+  # A column update has S = diag(u) E diag(v) / r, a row update
+  # S = diag(u) E diag(v_before); each adds -S times the cotangent of its
+  # potential to the cotangents of C and of the other potential. With
+  # right = -v dg / r and left = -u df every term has a factor E and
+  # (u right^T + left v_before^T), and an update is one product with E.
+  def iteration(right, v_before):
+    u = _divide(1, _einsum('...ij,...j->...i', kernel, v_before), rows)
+    left = -(u**2) * _einsum('...ij,...j->...i', kernel, right)
+    carry = -(v_before**2) / ratio * _einsum('...ij,...i->...j', kernel, left)
+    return carry, (u, left, right)
+
+  right, (u, left, rights) = jax.lax.scan(
+    iteration, -v[-1] * dg / ratio, v_before, reverse=True
+  )
+  # All updates of a block share E: their rank-one terms are one product.
+  terms = _einsum(
+    'k...i,k...j->...ij',
+    jnp.concatenate([u, left]),
+    jnp.concatenate([rights, v_before]),
+  )
+  # The block starts at v = 1.
+  return kernel * terms, -right * ratio
+
+
+def _centered(dg, columns):
+  """Takes out the mean, which is 0 but for rounding and would never decay.
+
+  (A constant added to the potentials changes nothing.)
+  """
+  if columns is None:
+    return dg - dg.mean(-1, keepdims=True)
+  count = jnp.maximum(columns.sum(-1, keepdims=True), 1)
+  return jnp.where(columns, dg - dg.sum(-1, keepdims=True) / count, 0)
 
 
 def _sinkhorn_bwd(num_iters, residuals, d_weights):
-  logits, rows, columns, weights, first_f, g, history = residuals
+  logits, rows, columns, weights, g, first_g, history, odd, blocks_run = (
+    residuals
+  )
   pairs = _pairs(rows, columns)
   ratio = _column_sum(rows, columns, logits)
+  blocks, size, rest = _block_sizes(num_iters, max(logits.shape[-2:]))
 
   # The closing row update, a softmax of C + g.
   d_logits = weights * _masked(d_weights, pairs, 0)
   d_logits -= weights * d_logits.sum(-1, keepdims=True)
-  dg = d_logits.sum(-2)
+  dg = _centered(d_logits.sum(-2), columns)
 
-  for trace in reversed(history):
+  # An update is linear in dg, with a stochastic matrix, so the sum of absolute
+  # values never grows: what is left to add is at most so many times that sum.
+  limit = _tolerance(dg) * jnp.abs(dg).sum(-1)
 
-    def block(carry, block_trace):
-      d_logits, dg = carry
-      f0, g0, u, v = block_trace
-      kernel = _kernel(logits, pairs, f0, g0)
-      v_before = jnp.concatenate([jnp.ones_like(v[:1]), v[:-1]])
+  def alive(dg, iterations):
+    return ~(iterations * jnp.abs(dg).sum(-1) <= limit)
 
-      # A column update has S = diag(u) E diag(v) / r, a row update
-      # S = diag(u) E diag(v_before); each adds -S times the cotangent of its
-      # potential to the cotangents of C and of the other potential. With
-      # right = -v dg / r and left = -u df every term has a factor E and
-      # (u right^T + left v_before^T), and an update is one product with E.
-      def iteration(right, factors):
-        u_squared, v_before_squared = factors
-        left = -u_squared * _einsum('...ij,...j->...i', kernel, right)
-        carry = -v_before_squared * _einsum('...ij,...i->...j', kernel, left)
-        return carry, (left, right)
+  # Iterations that were left out: all like the last, so their terms are of rank
+  # two. (A row update with u and v = 1, a column update with the same.)
+  skipped = num_iters - 1 - jnp.minimum(blocks_run * size, blocks * size)
+  skipped -= jnp.where(blocks_run > blocks, rest, 0)
+  kernel = _kernel(logits, pairs, g)
+  u = _divide(1, kernel.sum(-1), rows)
 
-      right, (left, rights) = jax.lax.scan(
-        iteration,
-        -v[-1] * dg / ratio,
-        (u**2, v_before**2 / ratio),
-        reverse=True,
-      )
-      # All updates of a block share E: their rank-one terms are one product.
-      terms = _einsum(
-        '...ik,...kj->...ij',
-        jnp.moveaxis(jnp.concatenate([u, left]), 0, -1),
-        jnp.moveaxis(jnp.concatenate([rights, v_before]), 0, -2),
-      )
-      # The block starts at v = 1.
-      return (d_logits + kernel * terms, -right * ratio), None
+  def steps_here(index, dg):
+    return (index < skipped) & alive(dg, num_iters - index)
 
-    (d_logits, dg), _ = jax.lax.scan(block, (d_logits, dg), trace, reverse=True)
+  def step(state):
+    index, dg, left_sum, right_sum = state
+    here = steps_here(index, dg)[..., None]
+    right = jnp.where(here, -dg / ratio, 0)
+    left = -(u**2) * _einsum('...ij,...j->...i', kernel, right)
+    new_dg = _einsum('...ij,...i->...j', kernel, left)
+    dg = jnp.where(here, _centered(new_dg, columns), dg)
+    return index + 1, dg, left_sum + left, right_sum + right
+
+  _, dg, left, right = jax.lax.while_loop(
+    lambda state: steps_here(state[0], state[1]).any(),
+    step,
+    (0, dg, jnp.zeros_like(u), jnp.zeros_like(dg)),
+  )
+  terms = u[..., :, None] * right[..., None, :] + left[..., :, None]
+  d_logits += kernel * terms
+
+  def add(d_logits, dg, index, iterations, kernel, v):
+    here = (index < blocks_run) & alive(dg, iterations)
+    more, new_dg = _block_gradient(kernel, rows, ratio, v, dg)
+    d_logits = jnp.where(here[..., None, None], d_logits + more, d_logits)
+    return d_logits, jnp.where(here[..., None], _centered(new_dg, columns), dg)
+
+  if rest:
+    d_logits, dg = jax.lax.cond(
+      (blocks_run > blocks).any(),
+      lambda d_logits, dg: add(
+        d_logits,
+        dg,
+        blocks,
+        num_iters,
+        # The potentials the last iterations started from.
+        _kernel(logits, pairs, g - jnp.log(odd[-1])),
+        odd,
+      ),
+      lambda *same: same,
+      d_logits,
+      dg,
+    )
+
+  starts = first_g + jnp.cumsum(jnp.log(history[:, -1]), axis=0)
+  starts = jnp.concatenate([first_g[None], starts])
+
+  def block(state):
+    index, d_logits, dg = state
+    kernel = _kernel(logits, pairs, starts[index])
+    left = 1 + (index + 1) * size
+    d_logits, dg = add(d_logits, dg, index, left, kernel, history[index])
+    return index - 1, d_logits, dg
+
+  def any_alive(state):
+    index, _, dg = state
+    return (index >= 0) & alive(dg, 1 + (index + 1) * size).any()
+
+  if blocks:
+    _, d_logits, dg = jax.lax.while_loop(
+      any_alive,
+      block,
+      (jnp.minimum(blocks_run.max(), blocks) - 1, d_logits, dg),
+    )
 
   # The first iteration: a column update of C + f, then a row update of C.
-  d_column = -_softmax(logits + first_f[..., :, None], pairs, axis=-2)
-  d_column *= dg[..., None, :]
-  d_row = -_softmax(logits, pairs) * d_column.sum(-1, keepdims=True)
-  return d_logits + d_column + d_row, None, None
+  def first(d_logits, dg):
+    f = -_logsumexp(logits, pairs, axis=-1)
+    d_column = -_softmax(logits + f[..., :, None], pairs, axis=-2)
+    d_column *= dg[..., None, :]
+    d_row = -_softmax(logits, pairs) * d_column.sum(-1, keepdims=True)
+    here = alive(dg, 1)[..., None, None]
+    return jnp.where(here, d_logits + d_column + d_row, d_logits)
+
+  d_logits = jax.lax.cond(
+    alive(dg, 1).any(), first, lambda d_logits, _: d_logits, d_logits, dg
+  )
+  return d_logits, None, None
 
 
 _sinkhorn.defvjp(_sinkhorn_fwd, _sinkhorn_bwd)

@@ -114,6 +114,45 @@ def test_slow_convergence():
   check(logits, 50)
 
 
+def coupled_blocks(coupling, imbalance):
+  """Two groups of tokens that hardly see each other: slow to balance."""
+  logits = normal((2, 16, 16), 0.5)
+  logits[:, :8, 8:] -= coupling
+  logits[:, 8:, :8] -= coupling
+  logits[:, :8, :8] += imbalance
+  return logits
+
+
+@pytest.mark.parametrize('imbalance', [0, 1e-3, 1])
+@pytest.mark.parametrize('coupling', [3, 6, 10, 15])
+def test_leaving_the_loop_early_changes_nothing(coupling, imbalance):
+  # Hard for a rule that looks at how far potentials move: they move little and
+  # for long. With imbalance 0 they hardly move from the start, while what the
+  # gradient passes on through the iterations does not die away.
+  logits = coupled_blocks(coupling, imbalance)
+  cotangent = normal(logits.shape, seed=1)
+  weights, gradient = value_and_gradient(
+    sinkhorn.sinkhorn, logits, cotangent, 50
+  )
+  rounding = 2e-6
+  np.testing.assert_allclose(weights, oracle(logits, 50), 0, rounding)
+  _, expected = reference_gradient(logits, cotangent, 50)
+  scale = np.abs(expected).max()
+  np.testing.assert_allclose(gradient, expected, 0, rounding * scale)
+
+
+def test_easy_logits_leave_the_loop_and_hard_ones_do_not():
+  logits = np.stack(
+    [normal((50, 50), 0.3), normal((50, 50), 4), normal((50, 50))]
+  )
+  *_, blocks_run = sinkhorn._potentials(50, jnp.asarray(logits), None, None)
+  blocks, _, rest = sinkhorn._block_sizes(50, 50)
+  everything = blocks + bool(rest)
+  assert blocks_run[0] == 1
+  assert blocks_run[1] >= blocks  # The last few hardly matter.
+  assert blocks_run[2] < everything
+
+
 @pytest.mark.parametrize('num_iters', [1, 10, 50])
 def test_constant_offset_changes_nothing(num_iters):
   logits = normal((4, 16, 16))
@@ -283,13 +322,20 @@ def test_all_invalid_example_gives_zeros(num_iters):
 
 @pytest.mark.parametrize('num_iters', [0, 3, 50])
 def test_result_does_not_depend_on_neighbours(num_iters):
-  logits = normal((8, 1, 16, 16), 15)
-  logits[0] = normal((1, 16, 16))
-  fn = jax.jit(functools.partial(sinkhorn.sinkhorn, num_iters=num_iters))
-  alone, together = fn(logits[:1]), fn(logits)
-  assert alone.shape == (1, 1, 16, 16)
-  np.testing.assert_allclose(together[:1], alone, rtol=0, atol=1e-6)
-  np.testing.assert_allclose(jax.vmap(fn)(logits), together, rtol=0, atol=1e-6)
+  # The second half needs all iterations, the first leaves them early.
+  logits = normal((8, 2, 16, 16))
+  hard = logits.copy()
+  hard[4:] *= 15
+  cotangent = normal(logits.shape, seed=1)
+  fn = functools.partial(value_and_gradient, sinkhorn.sinkhorn)
+  easy, mixed = (fn(x, cotangent, num_iters) for x in (logits, hard))
+  for a, b in zip(easy, mixed, strict=True):
+    np.testing.assert_array_equal(a[:4], b[:4])
+  alone = fn(hard[:1], cotangent[:1], num_iters)
+  for a, b in zip(alone, mixed, strict=True):
+    np.testing.assert_allclose(b[:1], a, rtol=0, atol=1e-6)
+  mapped = jax.vmap(lambda x: sinkhorn.sinkhorn(x, num_iters))(hard)
+  np.testing.assert_allclose(mapped, mixed[0], rtol=0, atol=1e-6)
 
 
 def test_transformations_agree():
@@ -352,7 +398,7 @@ def test_compile_time_does_not_grow_with_iterations():
     fn = jax.grad(lambda x: (sinkhorn.sinkhorn(x, num_iters) ** 2).sum())
     return len(str(jax.make_jaxpr(fn)(jnp.zeros((50, 50)))).splitlines())
 
-  assert lines(500) == lines(50)
+  assert lines(500) < 1.1 * lines(50)
   assert lines(50) < 3 * lines(3)
 
 
