@@ -19,6 +19,7 @@ what the unpadded logits would give, and ``n_q, n_k`` count valid tokens.
 
 import functools
 import math
+import os
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -54,7 +55,10 @@ def softmax(logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
 
 
 def sinkhorn(
-  logits: jax.Array, num_iters: int = 50, mask: jax.Array | None = None
+  logits: jax.Array,
+  num_iters: int = 50,
+  mask: jax.Array | None = None,
+  fused: bool | None = None,
 ) -> jax.Array:
   """Sinkhorn normalization, closed by a row update, in float32 at least.
 
@@ -68,6 +72,10 @@ def sinkhorn(
     num_iters: number of iterations (row and column update), a static int.
     mask: booleans that broadcast to the shape of `logits`; True where the
       query and the key are both valid.
+    fused: whether all iterations run in one kernel (`sinkhorn_pallas`), which
+      takes float32 and up to `sinkhorn_pallas.MAX_LENGTH` tokens. By default
+      they do where there is one GPU or TPU, unless the environment variable
+      SINKFORMER_FUSED is 0.
 
   Returns:
     Weights ``[..., q_length, kv_length]``: rows of valid queries sum to 1,
@@ -84,6 +92,11 @@ def sinkhorn(
   logits, rows, columns = _prepare(logits, mask)
   if num_iters == 0:
     return _softmax(logits, _pairs(rows, columns))
+  if _is_fused(logits) if fused is None else fused:
+    # Imported late: on a CPU nobody needs the compilers of kernels.
+    from sinkformer_jax import sinkhorn_pallas
+
+    return sinkhorn_pallas.sinkhorn(logits, num_iters, rows, columns)
   return _sinkhorn(num_iters, logits, rows, columns)
 
 
@@ -146,6 +159,19 @@ def largest(x: jax.Array, axis: int | tuple[int, ...] | None = None):
   XLA's maximum on CPU can pass over a NaN.
   """
   return x.max(axis) + 0 * x.sum(axis)
+
+
+def _is_fused(logits):
+  """Whether the kernel is there for these logits, and wanted."""
+  # Several devices would each have to be given their share by hand.
+  if jax.default_backend() not in ('gpu', 'tpu') or jax.device_count() > 1:
+    return False
+  from sinkformer_jax import sinkhorn_pallas
+
+  fits = 1 <= min(logits.shape[-2:]) <= max(logits.shape[-2:])
+  fits &= max(logits.shape[-2:]) <= sinkhorn_pallas.MAX_LENGTH
+  wanted = os.environ.get('SINKFORMER_FUSED') != '0'
+  return fits and wanted and logits.dtype == jnp.float32
 
 
 def _check_num_iters(num_iters: int) -> int:
