@@ -1,0 +1,46 @@
+"""Rank analysis: residuals, path products, random control.
+
+Every function takes arrays, so that captures of other software can be read.
+"""
+
+from sinkformer_jax.rank import random_control
+from sinkformer_jax.rank.paths import ABSENT
+from sinkformer_jax.rank.paths import exact_rms
+from sinkformer_jax.rank.paths import marginal_errors
+from sinkformer_jax.rank.paths import path_residuals
+from sinkformer_jax.rank.paths import sample_paths
+from sinkformer_jax.rank.paths import SKIP
+from sinkformer_jax.rank.residuals import attention_entropy
+from sinkformer_jax.rank.residuals import effective_rank
+from sinkformer_jax.rank.residuals import mean_cosine_similarity
+from sinkformer_jax.rank.residuals import norm
+from sinkformer_jax.rank.residuals import NORMS
+from sinkformer_jax.rank.residuals import residual
+from sinkformer_jax.rank.residuals import residual_norms
+from sinkformer_jax.rank.residuals import Residuals
+from sinkformer_jax.rank.residuals import SCALINGS
+from sinkformer_jax.rank.residuals import singular_values
+from sinkformer_jax.rank.residuals import stable_rank
+from sinkformer_jax.rank.residuals import summarize
+
+__all__ = [
+  'ABSENT',
+  'NORMS',
+  'SCALINGS',
+  'SKIP',
+  'Residuals',
+  'attention_entropy',
+  'effective_rank',
+  'exact_rms',
+  'marginal_errors',
+  'mean_cosine_similarity',
+  'norm',
+  'path_residuals',
+  'random_control',
+  'residual',
+  'residual_norms',
+  'sample_paths',
+  'singular_values',
+  'stable_rank',
+  'summarize',
+]
