@@ -1,9 +1,12 @@
-"""Rank analysis: residuals, path products, random control.
+"""Rank analysis: residuals, path products, random control, theory.
 
 Every function takes arrays, so that captures of other software can be read.
 """
 
+from sinkformer_jax.rank import collapse
+from sinkformer_jax.rank import lipschitz
 from sinkformer_jax.rank import random_control
+from sinkformer_jax.rank import theory
 from sinkformer_jax.rank.paths import ABSENT
 from sinkformer_jax.rank.paths import exact_rms
 from sinkformer_jax.rank.paths import marginal_errors
@@ -30,8 +33,10 @@ __all__ = [
   'SKIP',
   'Residuals',
   'attention_entropy',
+  'collapse',
   'effective_rank',
   'exact_rms',
+  'lipschitz',
   'marginal_errors',
   'mean_cosine_similarity',
   'norm',
@@ -43,4 +48,5 @@ __all__ = [
   'singular_values',
   'stable_rank',
   'summarize',
+  'theory',
 ]

@@ -1,0 +1,157 @@
+"""Local Lipschitz constant of one attention layer: its Jacobian's norm.
+
+How much the result of attention, all heads together, changes with its input,
+both as one long vector: ``max_v ||J v|| / ||v||`` over changes v of all tokens
+of one example. Found by power iteration on ``J^T J``.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinkformer_jax import attention
+from sinkformer_jax import encoder
+
+
+@dataclasses.dataclass(frozen=True)
+class JacobianNorm:
+  """Spectral norm of the Jacobian for each example.
+
+  Attributes:
+    value: ``[batch]``, never above the true norm, but for rounding.
+    eigen_residual: ``[batch]``, ``||J^T J v - s^2 v|| / s^2`` for the last unit
+      vector v, with ``s = ||J v||`` the value. Some singular value lies
+      within half of it of s, relatively, and mostly much closer.
+    converged: ``[batch]``, whether the residual came below the tolerance.
+    num_steps: of the power iteration.
+  """
+
+  value: np.ndarray
+  eigen_residual: np.ndarray
+  converged: np.ndarray
+  num_steps: int
+
+
+def attention_lipschitz(
+  params: Mapping,
+  x: np.ndarray,
+  num_heads: int,
+  normalizer: attention.Normalizer,
+  mask: np.ndarray | None = None,
+  norm_params: Mapping | None = None,
+  tolerance: float = 1e-4,
+  max_steps: int = 1000,
+  seed: int = 0,
+) -> JacobianNorm:
+  """Norm of the Jacobian of attention at given inputs, in float64.
+
+  Args:
+    params: of `attention.MultiHeadAttention`, of one layer.
+    x: ``[batch, n, width]``, such as the captured inputs of the layer.
+    num_heads: number of heads.
+    normalizer: see `attention.Normalizer`. It needs a gradient, and no
+      forward-mode derivative. Compiled once for each such object: keep it.
+    mask: ``[batch, n]``, True for valid tokens; only these are changed, and
+      only their results are looked at.
+    norm_params: of a LayerNorm in front of attention, which then belongs to
+      the layer; None for attention alone.
+    tolerance: of `eigen_residual`. The value is better by far: its relative
+      error is of the order of the residual squared over the relative gap to
+      the next singular value.
+    max_steps: where to give up. What has not converged then says so.
+    seed: of the vector that the iteration starts with.
+
+  Raises:
+    ValueError: if `x` holds NaN or infinities where it is valid.
+  """
+  x = np.asarray(x, np.float64)
+  mask = np.ones(x.shape[:2], bool) if mask is None else np.asarray(mask, bool)
+  if not np.isfinite(x[mask]).all():
+    raise ValueError('The tokens hold NaN or infinities.')
+  start = np.random.default_rng(seed).standard_normal(x.shape)
+  with jax.enable_x64(True):
+    params, norm_params = jax.tree.map(
+      lambda p: np.asarray(p, np.float64), (dict(params), norm_params)
+    )
+    value, residual, steps = _attention_lipschitz(
+      params,
+      norm_params,
+      np.where(mask[..., None], x, 0),
+      mask,
+      start,
+      tolerance,
+      max_steps,
+      num_heads,
+      normalizer,
+    )
+    value, residual = np.asarray(value), np.asarray(residual)
+  return JacobianNorm(value, residual, residual <= tolerance, int(steps))
+
+
+@functools.partial(jax.jit, static_argnums=(7, 8))
+def _attention_lipschitz(
+  params,
+  norm_params,
+  x,
+  mask,
+  start,
+  tolerance,
+  max_steps,
+  num_heads,
+  normalizer,
+):
+  attend = attention.MultiHeadAttention(
+    num_heads,
+    normalizer,
+    talking_heads='logits_mix' in params,
+    dtype=x.dtype,
+  )
+  pair_mask = mask[:, None, :, None] & mask[:, None, None, :]
+
+  def layer(x):
+    if norm_params is not None:
+      norm = encoder.LayerNorm(dtype=x.dtype)
+      x = norm.apply({'params': norm_params}, x)
+    y = attend.apply({'params': params}, x, x, pair_mask)
+    return jnp.where(mask[..., None], y, 0)
+
+  return _power_iteration(layer, x, start, tolerance, max_steps)
+
+
+def _power_iteration(fn, x, start, tolerance, max_steps):
+  """Largest singular value of each example's Jacobian.
+
+  `fn` maps ``[batch, ...]`` to ``[batch, ...]``, each example by itself.
+  """
+  y, transposed = jax.vjp(fn, x)
+  # The transpose of the transpose: `fn` may be without forward mode, and the
+  # gradient of Sinkhorn is faster than automatic differentiation of it.
+  _, forward = jax.vjp(lambda u: transposed(u)[0], jnp.zeros_like(y))
+
+  def norm(a):
+    axes = tuple(range(1, a.ndim))
+    return jnp.sqrt((a**2).sum(axes, keepdims=True))
+
+  def step(carry):
+    v, *_, count = carry
+    u = forward(v)[0]
+    w = transposed(u)[0]
+    square = norm(u) ** 2
+    # A Jacobian of 0 is done at once; a NaN is never.
+    residual = jnp.where(square == 0, 0, norm(w - square * v) / square)
+    v = jnp.where(square == 0, v, w / norm(w))
+    return v, norm(u), residual, count + 1
+
+  def unfinished(carry):
+    *_, residual, count = carry
+    return (count < max_steps) & ~(residual <= tolerance).all()
+
+  v = start / norm(start)
+  nothing = jnp.full_like(norm(v), jnp.inf)
+  carry = jax.lax.while_loop(unfinished, step, (v, nothing, nothing, 0))
+  _, value, residual, count = carry
+  return value.reshape(len(x)), residual.reshape(len(x)), count
