@@ -279,12 +279,14 @@ def _softmax_jvp(axis, primals, tangents):
 _TOLERANCE = 8
 
 
-def _block_sizes(num_iters: int, length: int) -> tuple[int, int, int]:
-  """All iterations but the first: ``(blocks, iterations in each, rest)``."""
+def _block_sizes(num_iters: int, length: int) -> tuple[int, int]:
+  """All iterations but the first: ``(blocks, iterations in each)``.
+
+  The last block may have fewer.
+  """
   limit = max(1, math.floor((30 / math.log10(max(length, 2)) + 1) / 2))
-  blocks = -(-(num_iters - 1) // limit)
-  size = (num_iters - 1) // blocks if blocks else 1
-  return blocks, size, num_iters - 1 - blocks * size
+  blocks = max(1, -(-(num_iters - 1) // limit))
+  return blocks, max(1, -(-(num_iters - 1) // blocks))
 
 
 def _tolerance(x):
@@ -303,21 +305,26 @@ def _divide(numerator, denominator, valid):
   return jnp.where(valid, numerator / jnp.where(valid, denominator, 1), 1)
 
 
-def _run_block(kernel, rows, columns, ratio, size):
-  """`size` iterations from ``v = 1``: the last u, and v after each."""
+def _run_block(kernel, rows, columns, ratio, count, size):
+  """`count` iterations from ``v = 1``, at most `size`.
 
-  def iteration(carry, _):
-    _, v = carry
+  Returns:
+    The last u, v and the v before, and every v, ``[size, ..., n_k]``.
+  """
+
+  def iteration(k, state):
+    _, v, _, history = state
     u = _divide(1, _einsum('...ij,...j->...i', kernel, v), rows)
-    v = _divide(ratio, _einsum('...ij,...i->...j', kernel, u), columns)
-    return (u, v), v
+    new = _divide(ratio, _einsum('...ij,...i->...j', kernel, u), columns)
+    history = jax.lax.dynamic_update_index_in_dim(history, new, k, 0)
+    return u, new, v, history
 
-  ones = jnp.ones_like(kernel[..., :, 0]), jnp.ones_like(kernel[..., 0, :])
-  (u, _), v = jax.lax.scan(iteration, ones, length=size)
-  return u, v
+  u, v = jnp.ones_like(kernel[..., :, 0]), jnp.ones_like(kernel[..., 0, :])
+  history = jnp.ones((size, *v.shape), v.dtype)
+  return jax.lax.fori_loop(0, count, iteration, (u, v, v, history))
 
 
-def _stands_still(kernel, rows, columns, ratio, u, v, remaining):
+def _stands_still(kernel, rows, columns, ratio, u, v, before, remaining):
   """Whether `remaining` more iterations change no weight: ``[...]`` booleans.
 
   An iteration maps potentials to potentials with a derivative that is a product
@@ -328,13 +335,12 @@ def _stands_still(kernel, rows, columns, ratio, u, v, remaining):
   s changes a weight p at most by s p (1 - p).
   """
   pairs = _pairs(rows, columns)
-  before = v[-2] if len(v) > 1 else jnp.ones_like(v[0])
-  movement = jnp.log(v[-1] / before)
+  movement = jnp.log(v / before)
   eps = jnp.finfo(v.dtype).eps
   spread = jnp.maximum(movement.max(-1) - movement.min(-1), eps)
 
   def change():
-    weights = u[..., :, None] * kernel * v[-1][..., None, :]
+    weights = u[..., :, None] * kernel * v[..., None, :]
 
     def sum_of_smallest(axis):
       smallest = _masked(weights, pairs, jnp.inf).min(axis)
@@ -355,52 +361,45 @@ def _sinkhorn(num_iters, logits, rows, columns):
   return _sinkhorn_fwd(num_iters, logits, rows, columns)[0]
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _potentials(num_iters, logits, rows, columns):
   """Runs all iterations.
 
   Returns:
-    ``(g, first_g, history, odd, blocks_run)``: the column potentials at the
-    end and after the first iteration; v in the blocks,
-    ``[blocks, size, ..., n_k]``, and in the iterations after them,
-    ``[rest, ..., n_k]``; in how many blocks each matrix took part, one more if
-    in the last iterations too.
+    ``(g, first_g, history, blocks_run)``: the column potentials at the end and
+    after the first iteration; v in the blocks, ``[blocks, size, ..., n_k]``; in
+    how many blocks each matrix took part.
   """
   pairs = _pairs(rows, columns)
   ratio = _column_sum(rows, columns, logits)
-  blocks, size, rest = _block_sizes(num_iters, max(logits.shape[-2:]))
+  blocks, size = _block_sizes(num_iters, max(logits.shape[-2:]))
   f = -_logsumexp(logits, pairs, axis=-1)
   first_g = jnp.log(ratio) - _logsumexp(logits + f[..., :, None], pairs, -2)
 
-  def run(g, moving, size):
-    kernel = _kernel(logits, pairs, g)
-    u, v = _run_block(kernel, rows, columns, ratio, size)
-    v = jnp.where(moving[..., None], v, 1)
-    return g + jnp.log(v[-1]), v, kernel, u
-
   def block(state):
     index, g, moving, blocks_run, history = state
-    g, v, kernel, u = run(g, moving, size)
-    history = jax.lax.dynamic_update_index_in_dim(history, v, index, 0)
-    left = num_iters - 1 - (index + 1) * size
-    still = _stands_still(kernel, rows, columns, ratio, u, v, left)
+    left = num_iters - 1 - index * size
+    count = jnp.minimum(size, left)
+    kernel = _kernel(logits, pairs, g)
+    u, v, before, all_v = _run_block(kernel, rows, columns, ratio, count, size)
+    still = _stands_still(
+      kernel, rows, columns, ratio, u, v, before, left - count
+    )
+    here = moving[..., None]
+    history = jax.lax.dynamic_update_index_in_dim(
+      history, jnp.where(here, all_v, 1), index, 0
+    )
+    g += jnp.where(here, jnp.log(v), 0)
     return index + 1, g, moving & ~still, blocks_run + moving, history
 
   moving = jnp.ones(first_g.shape[:-1], bool)
-  state = (0, first_g, moving, jnp.zeros(moving.shape, jnp.int32))
   history = jnp.ones((blocks, size, *first_g.shape), first_g.dtype)
-  state = (*state, history)
-  if blocks:
-    state = jax.lax.while_loop(
-      lambda state: (state[0] < blocks) & state[2].any(), block, state
-    )
-  _, g, moving, blocks_run, history = state
-  odd = jnp.ones((rest, *g.shape), g.dtype)
-  if rest:
-    g, odd = jax.lax.cond(
-      moving.any(), lambda g: run(g, moving, rest)[:2], lambda g: (g, odd), g
-    )
-    blocks_run += moving
-  return g, first_g, history, odd, blocks_run
+  _, g, _, blocks_run, history = jax.lax.while_loop(
+    lambda state: (state[0] * size < num_iters - 1) & state[2].any(),
+    block,
+    (0, first_g, moving, moving * 0, history),
+  )
+  return g, first_g, history, blocks_run
 
 
 def _sinkhorn_fwd(num_iters, logits, rows, columns):
@@ -413,14 +412,15 @@ def _sinkhorn_fwd(num_iters, logits, rows, columns):
   return weights, (logits, rows, columns, weights, *potentials)
 
 
-def _block_gradient(kernel, rows, ratio, v, dg):
-  """Adds to the cotangents what the iterations of a block pass on.
+def _block_gradient(kernel, rows, ratio, v, count, dg):
+  """What the first `count` iterations of a block pass on.
 
   Args:
     kernel: E, ``[..., n_q, n_k]``.
     rows: valid rows.
     ratio: ``n_q / n_k``.
-    v: ``[iterations, ..., n_k]``.
+    v: ``[size, ..., n_k]``.
+    count: number of iterations.
     dg: cotangent of the potentials after the block, ``[..., n_k]``.
 
   Returns:
@@ -434,14 +434,24 @@ def _block_gradient(kernel, rows, ratio, v, dg):
   # potential to the cotangents of C and of the other potential. With
   # right = -v dg / r and left = -u df every term has a factor E and
   # (u right^T + left v_before^T), and an update is one product with E.
-  def iteration(right, v_before):
-    u = _divide(1, _einsum('...ij,...j->...i', kernel, v_before), rows)
+  def iteration(k, state):
+    k = count - 1 - k
+    right, *kept = state
+    u = _divide(1, _einsum('...ij,...j->...i', kernel, v_before[k]), rows)
     left = -(u**2) * _einsum('...ij,...j->...i', kernel, right)
-    carry = -(v_before**2) / ratio * _einsum('...ij,...i->...j', kernel, left)
-    return carry, (u, left, right)
+    kept = [
+      jax.lax.dynamic_update_index_in_dim(all_x, x, k, 0)
+      for all_x, x in zip(kept, (u, left, right), strict=True)
+    ]
+    product = _einsum('...ij,...i->...j', kernel, left)
+    return -(v_before[k] ** 2) / ratio * product, *kept
 
-  right, (u, left, rights) = jax.lax.scan(
-    iteration, -v[-1] * dg / ratio, v_before, reverse=True
+  rows_zeros = jnp.zeros((len(v), *kernel.shape[:-1]), v.dtype)
+  right, u, left, rights = jax.lax.fori_loop(
+    0,
+    count,
+    iteration,
+    (-v[count - 1] * dg / ratio, rows_zeros, rows_zeros, jnp.zeros_like(v)),
   )
   # All updates of a block share E: their rank-one terms are one product.
   terms = _einsum(
@@ -464,13 +474,12 @@ def _centered(dg, columns):
   return jnp.where(columns, dg - dg.sum(-1, keepdims=True) / count, 0)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _sinkhorn_bwd(num_iters, residuals, d_weights):
-  logits, rows, columns, weights, g, first_g, history, odd, blocks_run = (
-    residuals
-  )
+  logits, rows, columns, weights, g, first_g, history, blocks_run = residuals
   pairs = _pairs(rows, columns)
   ratio = _column_sum(rows, columns, logits)
-  blocks, size, rest = _block_sizes(num_iters, max(logits.shape[-2:]))
+  size = history.shape[1]
 
   # The closing row update, a softmax of C + g.
   d_logits = weights * _masked(d_weights, pairs, 0)
@@ -486,8 +495,7 @@ def _sinkhorn_bwd(num_iters, residuals, d_weights):
 
   # Iterations that were left out: all like the last, so their terms are of rank
   # two. (A row update with u and v = 1, a column update with the same.)
-  skipped = num_iters - 1 - jnp.minimum(blocks_run * size, blocks * size)
-  skipped -= jnp.where(blocks_run > blocks, rest, 0)
+  skipped = num_iters - 1 - blocks_run * size
   kernel = _kernel(logits, pairs, g)
   u = _divide(1, kernel.sum(-1), rows)
 
@@ -511,49 +519,31 @@ def _sinkhorn_bwd(num_iters, residuals, d_weights):
   terms = u[..., :, None] * right[..., None, :] + left[..., :, None]
   d_logits += kernel * terms
 
-  def add(d_logits, dg, index, iterations, kernel, v):
-    here = (index < blocks_run) & alive(dg, iterations)
-    more, new_dg = _block_gradient(kernel, rows, ratio, v, dg)
-    d_logits = jnp.where(here[..., None, None], d_logits + more, d_logits)
-    return d_logits, jnp.where(here[..., None], _centered(new_dg, columns), dg)
-
-  if rest:
-    d_logits, dg = jax.lax.cond(
-      (blocks_run > blocks).any(),
-      lambda d_logits, dg: add(
-        d_logits,
-        dg,
-        blocks,
-        num_iters,
-        # The potentials the last iterations started from.
-        _kernel(logits, pairs, g - jnp.log(odd[-1])),
-        odd,
-      ),
-      lambda *same: same,
-      d_logits,
-      dg,
-    )
-
-  starts = first_g + jnp.cumsum(jnp.log(history[:, -1]), axis=0)
+  starts = first_g + jnp.cumsum(jnp.log(history[:-1, -1]), axis=0)
   starts = jnp.concatenate([first_g[None], starts])
+
+  def count_of(index):
+    return jnp.minimum(size, num_iters - 1 - index * size)
+
+  def alive_at(index, dg):
+    return alive(dg, 1 + index * size + count_of(index))
 
   def block(state):
     index, d_logits, dg = state
     kernel = _kernel(logits, pairs, starts[index])
-    left = 1 + (index + 1) * size
-    d_logits, dg = add(d_logits, dg, index, left, kernel, history[index])
+    more, new_dg = _block_gradient(
+      kernel, rows, ratio, history[index], count_of(index), dg
+    )
+    here = ((index < blocks_run) & alive_at(index, dg))[..., None]
+    d_logits = jnp.where(here[..., None], d_logits + more, d_logits)
+    dg = jnp.where(here, _centered(new_dg, columns), dg)
     return index - 1, d_logits, dg
 
-  def any_alive(state):
-    index, _, dg = state
-    return (index >= 0) & alive(dg, 1 + (index + 1) * size).any()
-
-  if blocks:
-    _, d_logits, dg = jax.lax.while_loop(
-      any_alive,
-      block,
-      (jnp.minimum(blocks_run.max(), blocks) - 1, d_logits, dg),
-    )
+  _, d_logits, dg = jax.lax.while_loop(
+    lambda state: (state[0] >= 0) & alive_at(state[0], state[2]).any(),
+    block,
+    (blocks_run.max() - 1, d_logits, dg),
+  )
 
   # The first iteration: a column update of C + f, then a row update of C.
   def first(d_logits, dg):

@@ -292,7 +292,7 @@ def test_masks():
 
 
 @pytest.mark.parametrize('normalizer', ['softmax', 'sinkhorn'])
-@pytest.mark.parametrize('filler', [0.0, 1e4, np.inf, np.nan])
+@pytest.mark.parametrize('filler', [1e4, np.nan])
 def test_padding_changes_nothing(normalizer, filler):
   model = make(normalizer)
   x = inputs()
@@ -456,37 +456,27 @@ def test_bfloat16_is_near_float32():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.float64])
-def test_layer_norm_and_gelu_and_their_gradients(dtype):
+def test_layer_norm_and_its_gradient(dtype):
   with jax.enable_x64(dtype == jnp.float64):
     rng = np.random.default_rng(0)
     x = jnp.asarray(3 + 2 * rng.standard_normal((5, 7, 16)), dtype)
     tangent = jnp.asarray(rng.standard_normal(x.shape), dtype)
-    norm = encoder.LayerNorm(dtype=dtype)
-    theirs = nn.LayerNorm(dtype=dtype)
     params = {
-      'params': {
-        'scale': jnp.asarray(rng.standard_normal(16), dtype),
-        'bias': jnp.asarray(rng.standard_normal(16), dtype),
-      }
+      'scale': jnp.asarray(rng.standard_normal(16), dtype),
+      'bias': jnp.asarray(rng.standard_normal(16), dtype),
     }
-    for ours, expected in (
-      (encoder.gelu, lambda x: jax.nn.gelu(x, approximate=True)),
-      (lambda x: norm.apply(params, x), lambda x: theirs.apply(params, x)),
-    ):
-      tolerance = 1e-5 if dtype == jnp.float32 else 1e-12
-      compare = functools.partial(
-        np.testing.assert_allclose, rtol=tolerance, atol=tolerance
-      )
-      compare(ours(x), expected(x))
-      for actual, wanted in zip(
-        jax.jvp(ours, (x,), (tangent,)),
-        jax.jvp(expected, (x,), (tangent,)),
-        strict=True,
-      ):
-        compare(actual, wanted)
-      compare(
-        jax.vjp(ours, x)[1](tangent)[0], jax.vjp(expected, x)[1](tangent)[0]
-      )
+    ours, theirs = (
+      functools.partial(norm(dtype=dtype).apply, {'params': params})
+      for norm in (encoder.LayerNorm, nn.LayerNorm)
+    )
+    tolerance = 1e-5 if dtype == jnp.float32 else 1e-12
+    compare = functools.partial(
+      np.testing.assert_allclose, rtol=tolerance, atol=tolerance
+    )
+    actual, vjp = jax.vjp(ours, x)
+    expected, expected_vjp = jax.vjp(theirs, x)
+    compare(actual, expected)
+    compare(vjp(tangent)[0], expected_vjp(tangent)[0])
 
 
 def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():

@@ -86,10 +86,14 @@ def check(logits, num_iters):
   )
 
 
-@pytest.mark.parametrize('num_iters', ITERATIONS)
 @pytest.mark.parametrize('shape', SHAPES, ids=str)
-def test_values_and_gradients(shape, num_iters):
-  check(normal(shape), num_iters)
+def test_values_and_gradients(shape):
+  check(normal(shape), 10)
+
+
+@pytest.mark.parametrize('num_iters', ITERATIONS)
+def test_numbers_of_iterations(num_iters):
+  check(normal((3, 2, 50, 47)), num_iters)
 
 
 @pytest.mark.parametrize('num_iters', [1, 10, 50])
@@ -146,11 +150,10 @@ def test_easy_logits_leave_the_loop_and_hard_ones_do_not():
     [normal((50, 50), 0.3), normal((50, 50), 4), normal((50, 50))]
   )
   *_, blocks_run = sinkhorn._potentials(50, jnp.asarray(logits), None, None)
-  blocks, _, rest = sinkhorn._block_sizes(50, 50)
-  everything = blocks + bool(rest)
+  blocks, _ = sinkhorn._block_sizes(50, 50)
   assert blocks_run[0] == 1
-  assert blocks_run[1] >= blocks  # The last few hardly matter.
-  assert blocks_run[2] < everything
+  assert blocks_run[1] >= blocks - 1  # The last holds few iterations.
+  assert blocks_run[2] <= 2
 
 
 @pytest.mark.parametrize('num_iters', [1, 10, 50])
@@ -162,7 +165,7 @@ def test_constant_offset_changes_nothing(num_iters):
   )
 
 
-@pytest.mark.parametrize('num_iters', ITERATIONS)
+@pytest.mark.parametrize('num_iters', [0, 2, 50])
 def test_float64(num_iters):
   for scale in (0.1, 1.0, 10.0):
     logits = np.float64(normal((3, 33, 20), scale))
@@ -249,12 +252,11 @@ def random_masks(shape, seed=0):
   return rows, columns, rows[..., :, None] & columns[..., None, :]
 
 
-@pytest.mark.parametrize('num_iters', ITERATIONS)
+@pytest.mark.parametrize('num_iters', [0, 1, 10, 50])
 @pytest.mark.parametrize(
   ('shape', 'filler'),
   [
-    ((2, 16, 16), 0.0),
-    ((2, 16, 16), 1e4),
+    ((2, 1, 20, 13), 1e4),
     ((2, 1, 20, 13), np.inf),
     ((2, 1, 20, 13), np.nan),
   ],
@@ -299,7 +301,7 @@ def test_one_mask_serves_all_heads(num_iters):
     assert errors[0][0].shape == errors[1][0].shape == shape[:2]
 
 
-@pytest.mark.parametrize('num_iters', ITERATIONS)
+@pytest.mark.parametrize('num_iters', [0, 1, 50])
 def test_all_invalid_example_gives_zeros(num_iters):
   mask = np.ones((2, 8, 8), bool)
   mask[1] = False
@@ -398,7 +400,7 @@ def test_compile_time_does_not_grow_with_iterations():
     fn = jax.grad(lambda x: (sinkhorn.sinkhorn(x, num_iters) ** 2).sum())
     return len(str(jax.make_jaxpr(fn)(jnp.zeros((50, 50)))).splitlines())
 
-  assert lines(500) < 1.1 * lines(50)
+  assert lines(500) == lines(50)
   assert lines(50) < 3 * lines(3)
 
 
