@@ -1,26 +1,67 @@
-"""What Sinkhorn costs: `python -m analysis.cost [--output=FILE.json]`.
+"""What Sinkhorn costs here: `python -m analysis.cost [--output=DIR]`.
 
-Times value and gradient of the normalizers on random logits of unit spread,
-and reads the scratch memory that XLA plans for them. Times are the median of
-several calls, with the fastest and slowest; compare them within one run only.
+Times are medians, with the fastest and slowest in brackets. What is compared is
+timed in turn in one process, and a ratio is the median of the ratios of each
+round: compare within one table, not between runs. Times of a busy machine are
+worth little.
+
+Parts, of which the first three (about 3 minutes on 2 cores) are the default:
+
+  step         the training step of the 24-layer encoder (forward, backward,
+               SGD update), with softmax and Sinkhorn, ours and PyTorch's; with
+               --workdir=RUN also that of a trained run
+  rate         matrix products of that step per second, as a share of what a
+               large matrix product reaches
+  normalizer   the normalizer alone against other implementations, with errors
+  growth       time and memory against iterations, tokens, heads and batch (6
+               minutes)
+  compile      from process start to the end of the first step (6 minutes)
+  accelerator  all forms of Sinkhorn, alone and in the step, in float32 and
+               bfloat16; the default on a GPU or TPU (8 minutes)
+
+Memory is what XLA plans beside arguments and results, and for PyTorch how much
+the peak resident memory of a process of its own grows; both hold activations
+and gradients. PyTorch and ott-jax are compared with where they are installed
+(requirements-dev.txt), on a CPU, with as many threads as XLA has. The logit
+spread is the standard deviation of the logits about the mean of their row; for
+spreads of 1 and 3 the query kernels are scaled, layer by layer.
+
+--output=DIR gets cost.json (all, with every time and where it was measured), a
+CSV for each part, and figures.
 """
 
+import dataclasses
+import importlib
 import json
-import statistics
-import time
+import re
 
 from absl import flags
 
 from launch import cli
 
 FLAGS = flags.FlagValues()
-_LENGTHS = flags.DEFINE_list(
-  'lengths', ['50', '128'], 'Tokens in a sequence.', flag_values=FLAGS
+_PLATFORM = flags.DEFINE_enum(
+  'platform', 'cpu', ['cpu', 'gpu', 'tpu'], 'Device.', flag_values=FLAGS
 )
-_MATRICES = flags.DEFINE_integer(
-  'matrices',
-  0,
-  'Matrices in a batch; 256 of 50 tokens, 62 of 128 if 0.',
+_PARTS = flags.DEFINE_list(
+  'parts',
+  [],
+  'Parts, see above; by default step,rate,normalizer on a CPU and accelerator'
+  ' elsewhere.',
+  flag_values=FLAGS,
+)
+_PRESET = flags.DEFINE_enum(
+  'preset',
+  'full',
+  ['full', 'tiny'],
+  'Sizes: those of the study, or tiny ones to see that everything works.',
+  flag_values=FLAGS,
+)
+_SHAPES = flags.DEFINE_list(
+  'shapes',
+  [],
+  'Tokens and batch of each table, such as 50x64,128x16 (the default on a'
+  ' CPU; 50x256,128x256 elsewhere).',
   flag_values=FLAGS,
 )
 _NUM_ITERS = flags.DEFINE_integer(
@@ -31,117 +72,153 @@ _NUM_ITERS = flags.DEFINE_integer(
   flag_values=FLAGS,
 )
 _REPEATS = flags.DEFINE_integer(
-  'repeats', 9, 'Timed calls.', lower_bound=1, flag_values=FLAGS
+  'repeats', 5, 'Rounds of timing.', lower_bound=1, flag_values=FLAGS
+)
+_WORKDIR = flags.DEFINE_string(
+  'workdir', '', 'Trained run for the part step.', flag_values=FLAGS
 )
 _OUTPUT = flags.DEFINE_string(
-  'output', '', 'JSON file for the table.', flag_values=FLAGS
+  'output',
+  '',
+  'Directory for tables and figures; new or empty.',
+  flag_values=FLAGS,
 )
 
 
-def measure(fn, *arguments, repeats: int) -> dict[str, float]:
-  """Time and planned scratch memory of a jitted function.
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A part of the measurements.
 
-  Returns:
-    ``median_ms``, ``min_ms``, ``max_ms``, ``scratch_mb`` (1e6 bytes) and
-    ``compile_s``.
+  Attributes:
+    module: where it is: `--help` and wrong flags need not wait for JAX.
+    function: ``(options, report) -> rows``, see `cost_setup`.
+    seconds: about how long it takes on 2 cores.
   """
-  import jax
 
-  start = time.perf_counter()
-  compiled = jax.jit(fn).lower(*arguments).compile()
-  compile_s = time.perf_counter() - start
-  jax.block_until_ready(compiled(*arguments))
-  times = []
-  for _ in range(repeats):
-    start = time.perf_counter()
-    jax.block_until_ready(compiled(*arguments))
-    times.append(1e3 * (time.perf_counter() - start))
-  return {
-    'median_ms': statistics.median(times),
-    'min_ms': min(times),
-    'max_ms': max(times),
-    'scratch_mb': compiled.memory_analysis().temp_size_in_bytes / 1e6,
-    'compile_s': compile_s,
-  }
+  module: str
+  function: str
+  seconds: int
 
 
-def normalizer_rows(
-  length: int, matrices: int, num_iters: int, repeats: int
-) -> list[dict]:
-  """Value, and value with gradient, of each normalizer."""
-  import jax
-  import jax.numpy as jnp
+PARTS = {
+  'step': Part('cost_step', 'step_rows', 100),
+  'rate': Part('cost_step', 'rate_rows', 30),
+  'normalizer': Part('cost_normalizer', 'normalizer_rows', 60),
+  'growth': Part('cost_normalizer', 'growth_rows', 360),
+  'compile': Part('cost_step', 'compile_rows', 360),
+  'accelerator': Part('cost_normalizer', 'accelerator_rows', 480),
+}
+_DEFAULT = {'cpu': ['step', 'rate', 'normalizer']}
 
-  from sinkformer_jax import sinkhorn
 
-  keys = jax.random.split(jax.random.key(0))
-  shape = (matrices, length, length)
-  logits, cotangent = (jax.random.normal(key, shape) for key in keys)
-  normalizers = {
-    'softmax': sinkhorn.softmax,
-    'sinkhorn': lambda x: sinkhorn.sinkhorn(x, num_iters),
-    'reference': lambda x: sinkhorn.sinkhorn_reference(x, num_iters),
-  }
-  rows = []
-  for name, normalizer in normalizers.items():
+@flags.validator('parts', flag_values=FLAGS)
+def _check_parts(parts):
+  wrong = [x for x in parts if x not in PARTS]
+  if wrong or len(set(parts)) < len(parts):
+    raise flags.ValidationError(
+      f'got {",".join(parts)}; choose from {", ".join(PARTS)}, each once.'
+    )
+  return True
 
-    def with_gradient(x, cotangent, normalizer=normalizer):
-      weights, vjp = jax.vjp(normalizer, x)
-      return weights, vjp(cotangent)
 
-    value = measure(normalizer, logits, repeats=repeats)
-    both = measure(with_gradient, logits, cotangent, repeats=repeats)
-    weights = jnp.asarray(normalizer(logits))
-    about = {
-      'normalizer': name,
-      'length': length,
-      'matrices': matrices,
-      'num_iters': 0 if name == 'softmax' else num_iters,
-      'column_error': float(sinkhorn.marginal_errors(weights)[1].max()),
-    }
-    rows.append({**about, 'what': 'value', **value})
-    rows.append({**about, 'what': 'value and gradient', **both})
-  return rows
+@flags.validator('shapes', flag_values=FLAGS)
+def _check_shapes(shapes):
+  wrong = [x for x in shapes if not re.fullmatch(r'[1-9]\d*x[1-9]\d*', x)]
+  if wrong or any(int(x.partition('x')[0]) < 2 for x in shapes):
+    raise flags.ValidationError(
+      f'got {",".join(shapes)}; must be tokens x batch, such as 50x64, with at'
+      ' least 2 tokens.'
+    )
+  return True
 
 
 def main() -> None:
-  """Measures and prints."""
-  import jax
+  """Measures, prints, and writes."""
+  output = _output_directory(_OUTPUT.value)
+  names = _PARTS.value or _DEFAULT.get(_PLATFORM.value, ['accelerator'])
+  _check_workdir(names)
+  # Imported late: wrong flags are refused before JAX is loaded.
+  from analysis import cost_setup
+  from analysis import cost_tables
+  from analysis import machine
+  from analysis import timing
 
+  machine.select_platform(_PLATFORM.value)
+  provenance = machine.provenance()
+  options = cost_setup.options(
+    preset=_PRESET.value,
+    shapes=[tuple(map(int, x.split('x'))) for x in _SHAPES.value],
+    num_iters=_NUM_ITERS.value,
+    repeats=_REPEATS.value,
+    workdir=_WORKDIR.value,
+  )
+  report = timing.Progress()
+  print(
+    f'{provenance["device_count"]} x {provenance["device"]}'
+    f' ({provenance["processor"]}), {provenance["threads"]} threads,'
+    f' {_NUM_ITERS.value} iterations, preset {_PRESET.value}'
+  )
+  if provenance['load'] > 0.5 * provenance['threads']:
+    report(f'NOTE: the machine is busy (load {provenance["load"]:.1f})')
+  results = {}
+  for number, name in enumerate(names):
+    text = f'part {number + 1} of {len(names)}, {name}'
+    if _PRESET.value == 'full':
+      left = sum(PARTS[x].seconds for x in names[number:])
+      text += f'; about {left} s left in all on 2 cores'
+    report(text)
+    module = importlib.import_module(f'analysis.{PARTS[name].module}')
+    rows = getattr(module, PARTS[name].function)(options, report)
+    print(cost_tables.text(rows), flush=True)
+    results[name] = rows
+    if output:
+      # After each part: what has been measured is kept whatever comes.
+      _write(output, name, rows)
+      content = {'provenance': provenance, 'parts': results}
+      text = json.dumps(content, indent=1, allow_nan=False) + '\n'
+      (output / 'cost.json').write_text(text)
+  if output:
+    print(f'Tables and figures: {output}')
+
+
+def _output_directory(value):
+  """Makes the directory; refuses one that holds anything."""
+  from sinkformer_jax import errors
+  from sinkformer_jax import paths
+
+  if not value:
+    return None
+  path = paths.resolve(value, '--output')
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    used = any(path.iterdir())
+  except OSError as error:
+    raise errors.UserError(
+      f'--output={value} cannot be used: {error.strerror}.'
+    ) from error
+  if used:
+    raise errors.UserError(
+      f'--output={value} is not empty; choose another directory.'
+    )
+  return path
+
+
+def _write(output, name, rows):
+  from analysis import cost_figures
+  from analysis import cost_tables
+
+  cost_tables.write_csv(output / f'{name}.csv', rows)
+  cost_figures.save(output, name, rows)
+
+
+def _check_workdir(names):
   from sinkformer_jax import errors
 
-  output = cli.output_path(_OUTPUT.value)
-  if not all(x.isdigit() and int(x) > 0 for x in _LENGTHS.value):
-    raise errors.UserError(f'--lengths={_LENGTHS.value} must be lengths.')
-  print(f'{jax.devices()[0].device_kind}, {_NUM_ITERS.value} iterations')
-  print(
-    'tokens matrices  normalizer  what                 median ms (min to max)'
-    '   scratch MB  column error'
-  )
-  rows = []
-  for length in map(int, _LENGTHS.value):
-    # Fewer of longer ones, so that a table takes seconds.
-    matrices = _MATRICES.value or max(1, round(256 * (50 / length) ** 1.5))
-    block = normalizer_rows(length, matrices, _NUM_ITERS.value, _REPEATS.value)
-    for x in block:
-      print(
-        f'{x["length"]:6d} {x["matrices"]:8d}  {x["normalizer"]:10s} '
-        f' {x["what"]:18s} {x["median_ms"]:11.1f} ({x["min_ms"]:.1f} to'
-        f' {x["max_ms"]:.1f}) {x["scratch_mb"]:10.1f}  {x["column_error"]:.1e}'
-      )
-    reference, ours = (
-      next(x for x in block if x['normalizer'] == name and x['what'] != 'value')
-      for name in ('reference', 'sinkhorn')
+  if _WORKDIR.value and 'step' not in names:
+    raise errors.UserError(
+      f'--workdir={_WORKDIR.value} is for the part step, which is not among'
+      f' --parts={",".join(names)}.'
     )
-    print(
-      f'  value and gradient: sinkhorn is'
-      f' {reference["median_ms"] / ours["median_ms"]:.1f} times faster than'
-      ' automatic differentiation of the reference, with'
-      f' 1/{reference["scratch_mb"] / ours["scratch_mb"]:.1f} of its memory'
-    )
-    rows += block
-  if output:
-    output.write_text(json.dumps(rows, indent=2) + '\n')
 
 
 if __name__ == '__main__':
