@@ -63,9 +63,11 @@ def sinkhorn(
   """Sinkhorn normalization, closed by a row update, in float32 at least.
 
   Values equal those of `sinkhorn_reference`. The gradient is the exact
-  gradient of the finite iteration; it is built from what each update leaves
-  per token, so its memory grows with ``length * num_iters`` and not with
-  ``length ** 2 * num_iters``.
+  gradient of the finite iteration, once and in reverse mode; it is built from
+  what each iteration leaves per key, so its memory grows with
+  ``length * num_iters`` and not with ``length ** 2 * num_iters``. Iterations
+  that would change nothing beyond rounding are left out, and no matrix depends
+  on its neighbours.
 
   Args:
     logits: ``[..., q_length, kv_length]``.
@@ -105,8 +107,8 @@ def sinkhorn_reference(
 ) -> jax.Array:
   """`sinkhorn` as one would write it down: slow to differentiate, easy to read.
 
-  The oracle of the tests, and the form for forward-mode differentiation, which
-  `sinkhorn` does not support.
+  The oracle of the tests, and the form for forward-mode and second derivatives,
+  which `sinkhorn` does not support.
   """
   num_iters = _check_num_iters(num_iters)
   logits, rows, columns = _prepare(logits, mask)

@@ -53,8 +53,9 @@ def attention_lipschitz(
     params: of `attention.MultiHeadAttention`, of one layer.
     x: ``[batch, n, width]``, such as the captured inputs of the layer.
     num_heads: number of heads.
-    normalizer: see `attention.Normalizer`. It needs a gradient, and no
-      forward-mode derivative. Compiled once for each such object: keep it.
+    normalizer: see `attention.Normalizer`. It needs derivatives in forward
+      mode: for Sinkhorn use `sinkhorn.sinkhorn_reference`. Compiled once for
+      each such object: keep it.
     mask: ``[batch, n]``, True for valid tokens; only these are changed, and
       only their results are looked at.
     norm_params: of a LayerNorm in front of attention, which then belongs to
@@ -127,10 +128,8 @@ def _power_iteration(fn, x, start, tolerance, max_steps):
 
   `fn` maps ``[batch, ...]`` to ``[batch, ...]``, each example by itself.
   """
-  y, transposed = jax.vjp(fn, x)
-  # The transpose of the transpose: `fn` may be without forward mode, and the
-  # gradient of Sinkhorn is faster than automatic differentiation of it.
-  _, forward = jax.vjp(lambda u: transposed(u)[0], jnp.zeros_like(y))
+  _, forward = jax.linearize(fn, x)
+  transposed = jax.linear_transpose(forward, x)
 
   def norm(a):
     axes = tuple(range(1, a.ndim))
@@ -138,7 +137,7 @@ def _power_iteration(fn, x, start, tolerance, max_steps):
 
   def step(carry):
     v, *_, count = carry
-    u = forward(v)[0]
+    u = forward(v)
     w = transposed(u)[0]
     square = norm(u) ** 2
     # A Jacobian of 0 is done at once; a NaN is never.
