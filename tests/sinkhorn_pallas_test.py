@@ -228,3 +228,31 @@ def test_wrong_input_is_refused():
       sinkhorn_pallas.sinkhorn(jnp.zeros(shape), 5)
   with pytest.raises(ValueError, match='interpret mode'):
     sinkhorn_pallas.sinkhorn(jnp.zeros((3, 3)), 5)
+
+
+def test_sinkhorn_takes_the_kernel_where_it_is_there_and_wanted(monkeypatch):
+  calls = []
+
+  def kernel(logits, num_iters, rows, columns):
+    calls.append(logits.shape)
+    return jnp.zeros_like(logits)
+
+  monkeypatch.setattr(sinkhorn_pallas, 'sinkhorn', kernel)
+  monkeypatch.setattr(jax, 'device_count', lambda: 1)
+  logits = jnp.zeros((2, 9, 9))
+  sinkhorn.sinkhorn(logits, 3)
+  assert not calls  # This is a CPU.
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  sinkhorn.sinkhorn(logits, 3)
+  assert calls == [logits.shape]
+  sinkhorn.sinkhorn(logits, 3, fused=False)
+  sinkhorn.sinkhorn(logits, 0)  # Softmax.
+  sinkhorn.sinkhorn(jnp.zeros((sinkhorn_pallas.MAX_LENGTH + 1, 3)), 3)
+  with jax.enable_x64(True):
+    sinkhorn.sinkhorn(jnp.zeros((9, 9), jnp.float64), 3)
+  monkeypatch.setenv('SINKFORMER_FUSED', '0')
+  sinkhorn.sinkhorn(logits, 3)
+  monkeypatch.delenv('SINKFORMER_FUSED')
+  monkeypatch.setattr(jax, 'device_count', lambda: 2)
+  sinkhorn.sinkhorn(logits, 3)
+  assert len(calls) == 1

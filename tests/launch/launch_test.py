@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import resource
 import signal
@@ -12,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from launch import cli
 from launch import train
 from sinkformer_jax import configuration
 from tests.conftest import ROOT
@@ -481,3 +483,15 @@ def test_another_number_of_devices(tmp_path, before, after):
   assert process.returncode == 75, stderr
   assert 'Going on from step' in stderr
   assert 'harding' not in stderr
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
+  monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
+  monkeypatch.setenv('SINKFORMER_CACHE_DIR', str(tmp_path))
+  cli._keep_compiled_programs()
+  directory = pathlib.Path(os.environ['JAX_COMPILATION_CACHE_DIR'])
+  assert directory.parent == tmp_path
+  # What the user has chosen stays.
+  monkeypatch.setenv('SINKFORMER_CACHE_DIR', str(tmp_path / 'other'))
+  cli._keep_compiled_programs()
+  assert os.environ['JAX_COMPILATION_CACHE_DIR'] == str(directory)
