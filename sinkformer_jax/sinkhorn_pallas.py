@@ -26,9 +26,10 @@ lengths padded to powers of two; counted, not measured:
   forward   (7 t + 10) n  (t + 2) n        8 n + 4 t n_k
   backward  (14 t + 19) n (t + 2) n        12 n + 4 t n_k
 
-To these bytes come padding the logits and cutting the results. The kernels have
-been compiled for GPUs and TPUs but not yet run on any: tests run them in
-interpret mode, against `sinkhorn.sinkhorn_reference`.
+To these bytes come padding what goes in and cutting what comes out.
+
+The kernels have been compiled for GPUs (sm_80, sm_90) and TPUs (v4 to v6e) but
+not yet run on any. The tests run them in interpret mode.
 """
 
 import functools
@@ -79,29 +80,25 @@ def sinkhorn(
     ValueError: if `num_iters` is below 1 or a length not in 1 to `MAX_LENGTH`;
       without `interpret` also where it is compiled for a CPU.
   """
-  n_q, n_k = logits.shape[-2:]
   if num_iters < 1:
     raise ValueError(f'num_iters must be at least 1, got {num_iters}.')
+  n_q, n_k = logits.shape[-2:]
+  check_lengths(n_q, n_k)
+  logits = logits.astype(jnp.float32)
+  if rows is not None:
+    pairs = rows[..., :, None] & columns[..., None, :]
+    logits = jnp.where(pairs, logits, -jnp.inf)
+  weights = _sinkhorn(num_iters, interpret, logits.reshape(-1, n_q, n_k))
+  return weights.reshape(logits.shape)
+
+
+def check_lengths(n_q: int, n_k: int) -> None:
+  """Raises ValueError if a length is not in 1 to `MAX_LENGTH`."""
   if not 1 <= min(n_q, n_k) <= max(n_q, n_k) <= MAX_LENGTH:
     raise ValueError(
       f'The Pallas kernel takes 1 to {MAX_LENGTH} queries and keys, got {n_q}'
       f' and {n_k}. The XLA form, sinkhorn.sinkhorn, takes any number.'
     )
-  logits = logits.astype(jnp.float32)
-  if rows is not None:
-    pairs = rows[..., :, None] & columns[..., None, :]
-    logits = jnp.where(pairs, logits, -jnp.inf)
-  # To the kernels masked and padded are the same.
-  padding = [(0, 0), *((0, _padded(n) - n) for n in (n_q, n_k))]
-  matrices = jnp.pad(
-    logits.reshape(-1, n_q, n_k), padding, constant_values=-jnp.inf
-  )
-  weights = _sinkhorn(num_iters, interpret, matrices)
-  return weights[:, :n_q, :n_k].reshape(logits.shape)
-
-
-def _padded(length):
-  return max(_MIN_LENGTH, pl.next_power_of_2(length))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -110,24 +107,35 @@ def _sinkhorn(num_iters, interpret, logits):
 
 
 def _sinkhorn_fwd(num_iters, interpret, logits):
-  batch, _, n_k = logits.shape
-  shapes = [logits.shape, (batch, num_iters, n_k)]
+  batch, n_q, n_k = logits.shape
+  # To the kernels masked and padded are the same.
+  padded = _pad(logits, -jnp.inf)
+  shapes = [padded.shape, (batch, num_iters, padded.shape[2])]
+  weights, potentials = _call(_forward_kernel, interpret, shapes, padded)
   # Both are kept: to have the weights again would take the whole kernel.
   weights, potentials = checkpoint_name(
-    _call(_forward_kernel, interpret, shapes, logits), POTENTIALS
+    (weights[:, :n_q, :n_k], potentials), POTENTIALS
   )
   return weights, (logits, potentials)
 
 
 def _sinkhorn_bwd(num_iters, interpret, residuals, d_weights):
   logits, potentials = residuals
-  shapes = [logits.shape]
-  return _call(
-    _backward_kernel, interpret, shapes, logits, potentials, d_weights
-  )
+  _, n_q, n_k = logits.shape
+  operands = _pad(logits, -jnp.inf), potentials, _pad(d_weights, 0)
+  shapes = [operands[0].shape]
+  (d_logits,) = _call(_backward_kernel, interpret, shapes, *operands)
+  return (d_logits[:, :n_q, :n_k],)
 
 
 _sinkhorn.defvjp(_sinkhorn_fwd, _sinkhorn_bwd)
+
+
+def _pad(x, fill):
+  def padding(length):
+    return 0, max(_MIN_LENGTH, pl.next_power_of_2(length)) - length
+
+  return jnp.pad(x, [(0, 0), *map(padding, x.shape[1:])], constant_values=fill)
 
 
 def _call(kernel, interpret, out_shapes, logits, *others):
@@ -154,7 +162,7 @@ def _call(kernel, interpret, out_shapes, logits, *others):
   )
   if interpret:
     return call(interpret=True)(*operands)
-  # A warp has 32 threads of up to 255 registers; 32 entries each leave room.
+  # 32 entries a thread, 64 at the longest: then nothing spills.
   num_warps = min(max(n_q * n_k // 1024, 1), 8)
   on_gpu = call(
     compiler_params=triton.CompilerParams(num_warps=num_warps, num_stages=1)
