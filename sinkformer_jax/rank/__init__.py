@@ -1,12 +1,19 @@
-"""Rank analysis: residuals, path products, random control, theory.
+"""Rank analysis: capture, residuals, path products, random control, theory.
 
-Every function takes arrays, so that captures of other software can be read.
+All but `capture` takes arrays, so that captures of other software can be read.
 """
 
 from sinkformer_jax.rank import collapse
 from sinkformer_jax.rank import lipschitz
+from sinkformer_jax.rank import mechanism
 from sinkformer_jax.rank import random_control
 from sinkformer_jax.rank import theory
+from sinkformer_jax.rank.capture import Capture
+from sinkformer_jax.rank.capture import capture
+from sinkformer_jax.rank.capture import capture_chunks
+from sinkformer_jax.rank.capture import close_rows
+from sinkformer_jax.rank.capture import load_capture
+from sinkformer_jax.rank.capture import untrained_run
 from sinkformer_jax.rank.paths import ABSENT
 from sinkformer_jax.rank.paths import exact_rms
 from sinkformer_jax.rank.paths import marginal_errors
@@ -31,14 +38,20 @@ __all__ = [
   'NORMS',
   'SCALINGS',
   'SKIP',
+  'Capture',
   'Residuals',
   'attention_entropy',
+  'capture',
+  'capture_chunks',
+  'close_rows',
   'collapse',
   'effective_rank',
   'exact_rms',
   'lipschitz',
+  'load_capture',
   'marginal_errors',
   'mean_cosine_similarity',
+  'mechanism',
   'norm',
   'path_residuals',
   'random_control',
@@ -49,4 +62,5 @@ __all__ = [
   'stable_rank',
   'summarize',
   'theory',
+  'untrained_run',
 ]
