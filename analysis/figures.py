@@ -16,6 +16,9 @@ _CURVES = (
   {'color': '#0072b2', 'marker': '^', 'linestyle': ':'},
   {'color': '#009e73', 'marker': 'D', 'linestyle': '-.'},
   {'color': '#cc79a7', 'marker': 'v', 'linestyle': (0, (5, 1, 1, 1, 1, 1))},
+  {'color': '#56b4e9', 'marker': 'P', 'linestyle': (0, (1, 3))},
+  {'color': '#999999', 'marker': 'X', 'linestyle': (0, (8, 3))},
+  {'color': '#e69f00', 'marker': '*', 'linestyle': (0, (3, 1, 1, 1))},
 )
 _STYLE = {
   'axes.grid': True,
@@ -33,8 +36,8 @@ _STYLE = {
 
 
 def curve(number: int) -> dict:
-  """Colour, marker and line style of a curve; there are 5."""
-  return _CURVES[number]
+  """Colour, marker and line style of a curve; after 8 they come again."""
+  return _CURVES[number % len(_CURVES)]
 
 
 def save(

@@ -1,0 +1,308 @@
+"""Why one model keeps tokens apart better: experiments on pairs of runs.
+
+  python -m analysis.mechanism --workdir=SOFTMAX_RUN --workdir=SINKHORN_RUN
+    --output=DIR
+
+Is it the normalizer, or the logits that training under it has found? Logits of
+both models go through both normalizers. Is it the column bias of the logits,
+which Sinkhorn is nearly blind to? It is removed. Is it that one model attends
+more sharply? Temperatures give both the same entropy in each layer. Each time
+the residual of path products (first k layers) is measured. With talking heads,
+the weights are those before the second mix.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+import numpy as np
+
+from analysis import command
+from analysis import curves
+from analysis import figures
+from analysis import tables
+from launch import cli
+
+FLAGS = flags.FlagValues()
+command.define_output(FLAGS)
+command.define_runs(FLAGS, num_examples=16)
+command.define_paths(FLAGS)
+
+# All examples of a pair are held at once: no more than this.
+MAX_EXAMPLES = 16
+
+SOFTMAX, SINKHORN = 'softmax logits, ', 'sinkhorn logits, '
+PANELS = {
+  'normalizer swapped': (
+    f'{SOFTMAX}softmax',
+    f'{SOFTMAX}sinkhorn',
+    f'{SINKHORN}softmax',
+    f'{SINKHORN}sinkhorn',
+  ),
+  'column bias removed': (
+    f'{SOFTMAX}softmax',
+    f'{SOFTMAX}softmax, bias removed',
+    f'{SINKHORN}softmax',
+    f'{SINKHORN}softmax, bias removed',
+    f'{SINKHORN}sinkhorn',
+  ),
+  'entropy matched': (
+    f'{SOFTMAX}softmax',
+    f"{SOFTMAX}softmax, sinkhorn's entropy",
+    f'{SINKHORN}sinkhorn',
+    f"{SINKHORN}sinkhorn, softmax's entropy",
+  ),
+}
+LOGITS = {
+  'column bias': 'share of column bias in the variance of logits',
+  'logit spread': 'standard deviation of logits in a row',
+  'bias dependence': 'effect of the bias on weights (total variation)',
+}
+
+
+def measure(
+  subjects: Sequence, options: dict[str, Any], progress: command.Progress
+) -> tables.Result:
+  """Decay of all stacks, and statistics of logits, for each pair."""
+  # Imported late: see `command`.
+  from analysis import runs
+
+  result = tables.Result([], {'mechanism_raw': []})
+  options = options | {
+    'num_examples': min(options['num_examples'], MAX_EXAMPLES)
+  }
+  pairs = runs.pairs(subjects)
+  if not pairs:
+    result.notes.append(
+      'No mechanism: it needs a softmax and a Sinkhorn run with one seed.'
+    )
+  for softmax, sinkhorn in pairs:
+    progress.part(f'mechanism: {softmax.name} and {sinkhorn.name}')
+    _measure_pair(softmax, sinkhorn, options, progress, result)
+  return result
+
+
+def _measure_pair(softmax, sinkhorn, options, progress, result):
+  from sinkformer_jax import rank
+
+  num_iters = sinkhorn.run.config.model.num_iters
+  captures = {
+    name: rank.capture(
+      subject.run,
+      options['num_examples'],
+      seed=options['seed'],
+      dataset=subject.dataset(),
+      progress=progress,
+    )
+    for name, subject in ((SOFTMAX, softmax), (SINKHORN, sinkhorn))
+  }
+  for subject, capture in zip(
+    (softmax, sinkhorn), captures.values(), strict=True
+  ):
+    result.notes.extend(subject.problems(capture))
+  bad = [x for x in captures.values() if x.about['non_finite_layers']]
+  if bad:
+    result.notes.append(
+      f'No mechanism of {softmax.name} and {sinkhorn.name}: logits are not'
+      ' finite.'
+    )
+    return
+  logits = {name: x.logits for name, x in captures.items()}
+  mask = captures[SOFTMAX].mask
+  about = softmax.about() | {
+    'run': f'{softmax.name} and {sinkhorn.name}',
+    'setting': None,
+    'examples': options['num_examples'],
+    'dtype': 'float64',
+    'norm': 'spectral',
+    'scaling': 'absolute',
+  }
+  model = softmax.run.config.model
+  heads = rank.sample_paths(
+    options['seed'],
+    model.num_layers,
+    model.num_heads,
+    options['num_paths'],
+    skip=options['skip'],
+  )
+  stacks = _stacks(logits, num_iters, mask, result, about['run'])
+  for done, (name, attention) in enumerate(stacks, start=1):
+    residuals = rank.path_residuals(attention, heads, mask, norms=('spectral',))
+    row_error, column_error = rank.marginal_errors(attention, mask)
+    examples = captures[SOFTMAX].about['examples']
+    _add(
+      about
+      | {
+        'group': name,
+        'quantity': 'path, first layers',
+        'ablation': 'skip a choice' if options['skip'] else 'heads only',
+        'paths': options['num_paths'],
+        'row_error': float(np.max(row_error)),
+        'column_error': float(np.max(column_error)),
+      },
+      residuals,
+      examples,
+      result,
+    )
+    progress(done, 8, 'stacks')
+  _add_logits(about, logits, num_iters, mask, result)
+
+
+def _stacks(logits, num_iters, mask, result, pair):
+  """Name and attention of each experiment, one at a time."""
+  from sinkformer_jax import errors
+  from sinkformer_jax.rank import mechanism
+
+  iterations = {'softmax': 0, 'sinkhorn': num_iters}
+  entropies = {}
+  for source, x in logits.items():
+    for normalizer, count in iterations.items():
+      attention = mechanism.normalize(x, count, mask)
+      if source.startswith(normalizer):
+        entropies[source] = mechanism.mean_entropy(attention, mask)
+      yield f'{source}{normalizer}', attention
+    centered = mechanism.remove_column_bias(x, mask)
+    yield (
+      f'{source}softmax, bias removed',
+      mechanism.normalize(centered, 0, mask),
+    )
+  for source, normalizer, other in (
+    (SOFTMAX, 'softmax', SINKHORN),
+    (SINKHORN, 'sinkhorn', SOFTMAX),
+  ):
+    name = f"{source}{normalizer}, {other.split()[0]}'s entropy"
+    try:
+      _, attention = mechanism.match_entropy(
+        logits[source], entropies[other], iterations[normalizer], mask
+      )
+    except errors.DataError as error:
+      # One curve is missing, and is said to be; the others stand.
+      result.notes.append(f'{pair}: no curve "{name}": {error}')
+      continue
+    yield name, attention
+
+
+def _add(about, residuals, examples, result):
+  from sinkformer_jax import rank
+
+  depths, _, num_paths = residuals.invalid.shape
+  result.raw['mechanism_raw'].append(
+    tables.columns(
+      {k: about[k] for k in ('run', 'seed', 'step', 'group', 'dtype')},
+      example=np.array(examples)[:, None],
+      path=np.arange(num_paths),
+      depth=np.arange(depths)[:, None, None],
+      log10_spectral=residuals.log10['spectral'],
+      below_resolution=residuals.below_resolution,
+      invalid=residuals.invalid,
+    )
+  )
+  result.summary.extend(
+    tables.summary_rows(about, rank.summarize(residuals, 'spectral'))
+  )
+
+
+def _add_logits(about, logits, num_iters, mask, result):
+  from sinkformer_jax.rank import mechanism
+
+  for source, x in logits.items():
+    variance = mechanism.logit_variance(x, mask)
+    count = 0 if source == SOFTMAX else num_iters
+    _, variation = mechanism.bias_dependence(x, count, mask)
+    values = {
+      'column bias': variance.fraction,
+      'logit spread': np.sqrt(variance.total),
+      'bias dependence': variation,
+    }
+    for quantity, value in values.items():
+      result.summary.extend(
+        tables.summary_rows(
+          about
+          | {
+            'group': source.split()[0],
+            'normalizer': source.split()[0],
+            'quantity': quantity,
+            'norm': '',
+            'scaling': '',
+          },
+          tables.value_statistics(value),
+          first_depth=1,
+        )
+      )
+
+
+def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+  """Figures of a summary table."""
+  if not summary:
+    return []
+  paths = curves.select(summary, quantity='path, first layers')
+  logits = [x for x in summary if x['quantity'] in LOGITS]
+  return [
+    curves.Plot(
+      'mechanism_paths',
+      curves.caption(
+        paths,
+        'Spectral norm of the residual of path products (first k layers),'
+        ' absolute. Left: logits of the softmax and of the Sinkhorn model'
+        ' through either normalizer. Middle: without the column bias of the'
+        ' logits. Right: at temperatures that give, in each layer, the mean'
+        ' entropy of the other model. Mean of log10; standard deviations are in'
+        ' the table.',
+      ),
+      (10, 4.8),
+      lambda fig: _draw_paths(fig, paths),
+    ),
+    curves.Plot(
+      'mechanism_logits',
+      curves.caption(
+        logits,
+        'Logits of each model against the layer: the share of the column bias'
+        ' in their variance within rows; their standard deviation within rows;'
+        ' and how much removing the bias changes the weights under the own'
+        ' normalizer, as total variation. Mean and standard deviation (shaded)'
+        ' over examples and heads.',
+      ),
+      (10, 3.6),
+      lambda fig: _draw_logits(fig, logits),
+    ),
+  ]
+
+
+def _draw_paths(fig, rows):
+  panels = fig.subplots(1, 3, sharey=True)
+  for ax, (title, names) in zip(panels, PANELS.items(), strict=True):
+    for number, name in enumerate(names):
+      points = [x | {'std': 0.0} for x in curves.select(rows, group=name)]
+      if points:
+        curves.draw(ax, points, figures.curve(number), name)
+    ax.set_title(title)
+    ax.set_xlabel('path depth k')
+    # Below, so that no curve is hidden.
+    ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.16))
+  panels[0].set_ylabel('log10 of the residual')
+  curves.finish(fig, rows)
+
+
+def _draw_logits(fig, rows):
+  panels = fig.subplots(1, 3)
+  for ax, (quantity, title) in zip(panels, LOGITS.items(), strict=True):
+    points = curves.select(rows, quantity=quantity)
+    curves.draw_group_curves(ax, points, curves.groups(points))
+    ax.set_title(title, fontsize=8)
+    ax.set_xlabel('layer')
+  panels[0].legend()
+  curves.finish(fig, rows)
+
+
+def headlines(summary: Sequence[tables.Row]) -> list[str]:
+  """The residual of each stack at a few depths, as text."""
+  if not summary:
+    return ['No pair of runs.']
+  return curves.headline(
+    curves.select(summary, quantity='path, first layers'),
+    'Path products, first k layers, spectral norm',
+  )
+
+
+if __name__ == '__main__':
+  cli.run(lambda: command.main('mechanism', FLAGS), FLAGS)

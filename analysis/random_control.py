@@ -1,0 +1,196 @@
+"""Path products of unrelated random matrices (the control).
+
+  python -m analysis.random_control --output=DIR
+
+Gaussian logits of several scales, normalized by softmax or Sinkhorn and
+multiplied, without and with half of the factors replaced by the identity
+(Lapenna et al. 2026, Appendix G). Beside it the false floor: Sinkhorn that ends
+on a column update has rows that do not sum to 1, and its products seem to keep
+their rank.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+import numpy as np
+
+from analysis import command
+from analysis import curves
+from analysis import figures
+from analysis import tables
+from launch import cli
+
+FLAGS = flags.FlagValues()
+command.define_output(FLAGS)
+command.define_control(FLAGS)
+
+_TITLES = {False: 'no identities', True: 'half of the factors identity'}
+
+
+def measure(
+  subjects: Sequence, options: dict[str, Any], progress: command.Progress
+) -> tables.Result:
+  """The sweep; `subjects` are not looked at."""
+  del subjects
+  # Imported late: see `command`.
+  from sinkformer_jax import rank
+
+  result = tables.Result([], {'random_control_raw': []})
+  scales = [float(x) for x in options['scales']]
+  normalizers = rank.random_control.NORMALIZERS
+  total = 2 * len(scales) * len(normalizers)
+  progress.part('random control')
+  sweep = rank.random_control.sweep(
+    options['seed'],
+    scales,
+    normalizers,
+    num_tokens=options['num_tokens'],
+    num_layers=options['num_layers'],
+    num_draws=options['num_draws'],
+    num_iters=options['num_iters'],
+  )
+  for done, control in enumerate(sweep, start=1):
+    _add(control, options, result)
+    progress(done, total, 'curves')
+  return result
+
+
+def _add(control, options, result):
+  from sinkformer_jax import rank
+
+  residuals = control.residuals
+  group = control.normalizer
+  if group != 'softmax':
+    group = f'sinkhorn, {options["num_iters"]} iterations'
+  if control.normalizer == 'sinkhorn_column':
+    group += ', ending on columns'
+  about = {
+    'run': 'random',
+    'data': 'random logits',
+    'notice': '',
+    'normalizer': control.normalizer,
+    'group': group,
+    'setting': None,
+    'seed': options['seed'],
+    'step': None,
+    'quantity': f'random path, logit scale {control.scale:g}',
+    'scale': control.scale,
+    'ablation': _TITLES[control.half_identity],
+  }
+  names = ('normalizer', 'seed', 'scale', 'ablation')
+  result.raw['random_control_raw'].append(
+    tables.columns(
+      {k: about[k] for k in names} | {'dtype': residuals.dtype},
+      depth=np.arange(len(residuals.invalid))[:, None],
+      draw=np.arange(options['num_draws']),
+      **{f'log10_{k}': v[:, 0] for k, v in residuals.log10.items()},
+      **{f'log10_whole_{k}': v[:, 0] for k, v in residuals.log10_whole.items()},
+      below_resolution=residuals.below_resolution[:, 0],
+      invalid=residuals.invalid[:, 0],
+    )
+  )
+  for norm in residuals.log10:
+    for scaling in rank.SCALINGS:
+      result.summary.extend(
+        tables.summary_rows(
+          about
+          | {
+            'norm': norm,
+            'scaling': scaling,
+            'dtype': residuals.dtype,
+            'draws': options['num_draws'],
+            'row_error': control.row_error,
+            'column_error': control.column_error,
+          },
+          rank.summarize(residuals, norm, scaling),
+        )
+      )
+
+
+def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+  """Figures of a summary table."""
+  rows = curves.select(summary, norm='spectral', scaling='absolute')
+  closed = [x for x in rows if x['normalizer'] != 'sinkhorn_column']
+  scales = list(dict.fromkeys(x['scale'] for x in rows))
+  largest = curves.select(rows, scale=scales[-1], ablation=_TITLES[False])
+  return [
+    curves.Plot(
+      'random_control',
+      curves.caption(
+        closed,
+        'Spectral norm of the residual of products of unrelated random'
+        ' attention matrices, absolute, against the number of factors, for'
+        ' several standard deviations of the Gaussian logits (columns), without'
+        ' and with half of the factors replaced by the identity (rows).'
+        ' Mean and standard deviation (shaded) of log10 over draws.',
+      ),
+      (2 + 1.9 * len(scales), 5.5),
+      lambda fig: _draw(fig, closed, scales),
+    ),
+    curves.Plot(
+      'random_control_floor',
+      curves.caption(
+        largest,
+        'The false floor, at the largest logit scale'
+        f' ({scales[-1]:g}): Sinkhorn that ends on a column update, here'
+        ' multiplied plainly, has rows that do not sum to 1, and its products'
+        ' end on a floor that looks as if rank were kept. Largest'
+        ' |row sum - 1|: '
+        + ', '.join(
+          f'{x["group"]} {x["row_error"]:.1e}'
+          for x in curves.select(largest, depth=0)
+        )
+        + '.',
+      ),
+      (6, 4),
+      lambda fig: _draw_floor(fig, largest),
+    ),
+  ]
+
+
+def _draw(fig, rows, scales):
+  names = curves.groups(rows)
+  panels = fig.subplots(
+    2, len(scales), sharex=True, sharey='row', squeeze=False
+  )
+  for line, ablation in zip(panels, _TITLES.values(), strict=True):
+    for ax, scale in zip(line, scales, strict=True):
+      points = curves.select(rows, ablation=ablation, scale=scale)
+      curves.draw_group_curves(ax, points, names)
+      ax.set_title(f'scale {scale:g}')
+    line[0].set_ylabel(f'{ablation}\nlog10 of the residual')
+  for ax in panels[-1]:
+    ax.set_xlabel('factors')
+  handles, labels = panels[0, 0].get_legend_handles_labels()
+  fig.legend(handles, labels, loc='outside upper center', ncols=2)
+  curves.finish(fig, rows)
+
+
+def _draw_floor(fig, rows):
+  ax = fig.subplots()
+  for number, group in enumerate(dict.fromkeys(x['group'] for x in rows)):
+    points = curves.select(rows, group=group)
+    curves.draw(ax, points, figures.curve(number), group)
+  ax.set_xlabel('factors')
+  ax.set_ylabel('log10 of the residual')
+  ax.legend()
+  curves.finish(fig, rows)
+
+
+def headlines(summary: Sequence[tables.Row]) -> list[str]:
+  """The residual at a few depths, as text."""
+  lines = []
+  rows = curves.select(summary, norm='spectral', scaling='absolute')
+  rows = [x for x in rows if x['normalizer'] != 'sinkhorn_column']
+  for ablation in _TITLES.values():
+    for scale in dict.fromkeys(x['scale'] for x in rows):
+      lines += curves.headline(
+        curves.select(rows, scale=scale, ablation=ablation),
+        f'Random matrices, logit scale {scale:g}, {ablation}, spectral norm',
+      )
+  return lines
+
+
+if __name__ == '__main__':
+  cli.run(lambda: command.main('random_control', FLAGS), FLAGS)

@@ -1,0 +1,211 @@
+"""All analyses of some runs on one page.
+
+  python -m analysis.report --workdir=RUN --workdir=RUN --output=DIR
+
+Runs every analysis, writes their tables and figures, and DIR/report.html, which
+needs no other file and no network. Give pairs of runs (softmax and Sinkhorn,
+same seed); with several pairs, differences have confidence intervals.
+"""
+
+import base64
+from collections.abc import Sequence
+import html
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from analysis import command
+from analysis import curves
+from analysis import tables
+from launch import cli
+
+FLAGS = flags.FlagValues()
+command.define_output(FLAGS)
+command.define_runs(FLAGS)
+command.define_paths(FLAGS)
+command.define_control(FLAGS)
+
+# Module and title, in the order of the page.
+ANALYSES = {
+  'path_products': 'Path products (quantity A)',
+  'layer_outputs': 'Tokens layer by layer (quantity B)',
+  'attention': 'Attention and its marginal errors',
+  'mechanism': 'Mechanism: experiments on pairs',
+  'random_control': 'Control: unrelated random matrices',
+  'theory': 'Theory beside measurement',
+  'learning_curves': 'Training',
+}
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto;
+  padding: 0 1em; color: #111; background: #fff; }
+img { width: 100%; max-width: 56em; } figure { margin: 1.5em 0; }
+figcaption { font-size: 13px; color: #333; }
+table { border-collapse: collapse; font-size: 13px; margin: 1em 0; }
+th, td { border-bottom: 1px solid #ccc; padding: .2em .6em; text-align: left;
+  vertical-align: top; } td.number { text-align: right; }
+pre { font-size: 12px; overflow-x: auto; background: #f4f4f4; padding: .6em; }
+.notice { border-left: 4px solid #d55e00; padding: .2em .8em; }
+"""
+
+
+def main() -> None:
+  """Runs all analyses and writes the page."""
+  options = FLAGS.flag_values_dict()
+  output = command.output_directory(options['output'])
+  subjects = command.load_subjects(options)
+  progress = command.Progress()
+  finished = []
+  for number, (name, title) in enumerate(ANALYSES.items(), start=1):
+    progress.part(f'part {number} of {len(ANALYSES)}: {title}')
+    finished.append(command.analyse(name, subjects, options, output, progress))
+    # After each part: what has been measured is kept whatever comes.
+    page = render(subjects, finished, output, options)
+    (output / 'report.html').write_text(page)
+  for line in finished[0].headlines:
+    print(line)
+  for note in command.notes(subjects, finished):
+    print(f'NOTE: {note}')
+  print(f'Report: {output / "report.html"}')
+
+
+def render(
+  subjects: Sequence,
+  finished: Sequence[command.Finished],
+  output: pathlib.Path,
+  options: dict[str, Any],
+) -> str:
+  """The page, HTML with images in it.
+
+  Args:
+    subjects: the runs.
+    finished: analyses, as far as they are done.
+    output: where their figures are.
+    options: the flags.
+  """
+  parts = ['<h1>Rank decay: softmax and Sinkhorn attention</h1>']
+  notes = command.notes(subjects, finished)
+  parts += [f'<p class="notice">{html.escape(x)}</p>' for x in notes]
+  missing = [ANALYSES[x] for x in list(ANALYSES)[len(finished) :]]
+  if missing:
+    parts.append(
+      f'<p class="notice">Not finished; missing: {", ".join(missing)}.</p>'
+    )
+  parts.append('<h2>Runs</h2>' + _table(map(_run_row, subjects)))
+  for part in finished:
+    parts.append(f'<h2>{ANALYSES[part.name]}</h2>')
+    errors = _marginal_rows(part.summary)
+    table = '<p>Marginal errors of the attention behind these curves:</p>'
+    for i, plot in enumerate(part.plots):
+      parts.append(_figure(plot, output))
+      if errors and i == 0:
+        parts.append(table + _table(errors))
+    text = html.escape('\n'.join(part.headlines))
+    parts.append(f'<pre>{text}</pre>')
+    files = sorted(x.name for x in output.glob(f'{part.name}*.csv*'))
+    parts.append(f'<p>Tables: {", ".join(files)} (and .json).</p>')
+  parts.append('<h2>Provenance</h2>')
+  parts.append(_table(row for x in subjects for row in _start_rows(x)))
+  chosen = {
+    k: v
+    for k, v in sorted(options.items())
+    if k in FLAGS and not k.startswith(('help', '?'))
+  }
+  text = '\n'.join(f'--{k}={v}' for k, v in chosen.items() if v is not None)
+  parts.append(f'<p>Options:</p><pre>{html.escape(text)}</pre>')
+  body = '\n'.join(parts)
+  return (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    f'<title>Rank decay</title><style>{_STYLE}</style></head>\n'
+    f'<body>\n{body}\n</body></html>\n'
+  )
+
+
+def _figure(plot: curves.Plot, output):
+  image = (output / f'{plot.name}.png').read_bytes()
+  data = base64.b64encode(image).decode()
+  caption = html.escape(plot.caption)
+  return (
+    f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+    f'<figcaption>{caption}</figcaption></figure>'
+  )
+
+
+def _run_row(subject):
+  config, result = subject.run.config, subject.result
+  data = subject.provenance['data']
+  model = config.model
+  row = {
+    'run': subject.name,
+    'normalizer': subject.group,
+    'seed': config.seed,
+    'step': f'{subject.run.step} of {config.total_steps}',
+    'model': f'{model.num_layers} layers, width {model.width},'
+    f' {model.num_heads} heads, {model.norm_position}-norm',
+    'data': f'{data["name"]} ({data["source"]}), {data["splits"]["train"]}'
+    ' training images',
+  }
+  test = result['test'] if result else {}
+  for name in ('accuracy', 'row_error', 'column_error'):
+    value = test.get(name)
+    row[f'test {name.replace("_", " ")}'] = (
+      'not finished' if value is None else f'{value:.4g}'
+    )
+  return row
+
+
+def _start_rows(subject):
+  data = subject.provenance['data']
+  for start in subject.provenance['starts']:
+    versions = ', '.join(f'{k} {v}' for k, v in start['versions'].items())
+    yield {
+      'run': subject.name,
+      'started': start['time'],
+      'at step': start['step'],
+      'code': start['git_commit'] or 'no git checkout',
+      'device': f'{len(start["devices"])} x {start["devices"][0]}',
+      'versions': f'Python {start["python"]}, {versions}',
+      'data': f'{data["origin"]}, fingerprint {data["fingerprint"][:16]}',
+      'command': ' '.join(start['command']),
+    }
+
+
+def _marginal_rows(summary: Sequence[tables.Row]):
+  """Errors of each curve that has them, each once."""
+  names = ('run', 'group', 'step', 'quantity', 'ablation')
+  seen = {}
+  for row in summary:
+    if row.get('row_error') is None:
+      continue
+    # Curves of one capture share its attention.
+    key = tuple(row.get(x) for x in names if x != 'quantity')
+    if row['run'] == 'random':
+      key += (row['quantity'],)
+    seen.setdefault(
+      key,
+      {
+        **{
+          k: row[k] for k in names if k != 'quantity' or row['run'] == 'random'
+        },
+        'largest |row sum - 1|': f'{row["row_error"]:.1e}',
+        'largest |column sum - 1|': f'{row["column_error"]:.1e}',
+      },
+    )
+  return list(seen.values())
+
+
+def _table(rows):
+  rows = list(rows)
+  if not rows:
+    return ''
+  head = ''.join(f'<th>{html.escape(x)}</th>' for x in rows[0])
+  lines = [
+    ''.join(f'<td>{html.escape(str(x))}</td>' for x in row.values())
+    for row in rows
+  ]
+  body = '\n'.join(f'<tr>{x}</tr>' for x in lines)
+  return f'<table><tr>{head}</tr>\n{body}</table>'
+
+
+if __name__ == '__main__':
+  cli.run(main, FLAGS)

