@@ -100,6 +100,7 @@ def test_flops_of_the_study():
   assert cost_model.model_flops(base) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_logit_spread():
   base = setting(normalizer='sinkhorn')
   params = cost_model.create_params(base)
@@ -257,6 +258,7 @@ def test_ott_is_the_same_sinkhorn(implicit, num_iters, tolerance):
     np.testing.assert_allclose(actual, expected, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_growth_rows(monkeypatch):
   base = {'tokens': 5, 'batch': 4, 'heads': 2}
   sweep = cost_setup.Sweep('tokens', (4, 8, 16), base)
@@ -324,6 +326,7 @@ def test_compile_rows(monkeypatch):
   assert first == second != third == fourth
 
 
+@pytest.mark.slow
 def test_accelerator_rows():
   rows = cost_normalizer.accelerator_rows(OPTIONS, quiet)
   tables = [x['table'] for x in rows]
