@@ -126,7 +126,7 @@ def _figure(plot: curves.Plot, output):
   data = base64.b64encode(image).decode()
   caption = html.escape(plot.caption)
   return (
-    f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+    f'<figure><img alt="{plot.name}" src="data:image/png;base64,{data}">'
     f'<figcaption>{caption}</figcaption></figure>'
   )
 
