@@ -253,7 +253,7 @@ def analyse(
     figures.save(output / plot.name, plot.draw, plot.size)
   captions = {x.name: x.caption for x in plots}
   text = json.dumps(captions, indent=1, ensure_ascii=False) + '\n'
-  (output / f'{name}_captions.json').write_text(text)
+  (output / f'{name}_captions.json').write_text(text, 'utf-8')
   headlines = module.headlines(result.summary)
   return Finished(name, result.summary, plots, headlines, result.notes)
 

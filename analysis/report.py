@@ -61,7 +61,7 @@ def main() -> None:
     finished.append(command.analyse(name, subjects, options, output, progress))
     # After each part: what has been measured is kept whatever comes.
     page = render(subjects, finished, output, options)
-    (output / 'report.html').write_text(page)
+    (output / 'report.html').write_text(page, 'utf-8')
   for line in finished[0].headlines:
     print(line)
   for note in command.notes(subjects, finished):

@@ -327,6 +327,7 @@ def test_report(runs, tmp_path):
     '--num_tokens=6',
     '--num_layers=3',
     '--scales=1',
+    timeout=300,
   )
   assert code == 0, stderr
   assert '±' in stdout
