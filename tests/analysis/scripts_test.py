@@ -120,6 +120,7 @@ def test_path_products(subjects, tmp_path, skip):
     assert 'mlxtend' in (tmp_path / f'{plot.name}.svg').read_text()
 
 
+@pytest.mark.slow
 def test_layer_outputs(subjects, tmp_path):
   analyse('layer_outputs', subjects, tmp_path)
   rows = read(tmp_path, 'layer_outputs')
@@ -317,6 +318,7 @@ def flags_of(pair, output):
   return [*workdirs, f'--output={output}']
 
 
+@pytest.mark.slow
 def test_report(runs, tmp_path):
   code, stdout, stderr = launch_test.run(
     'analysis.report',

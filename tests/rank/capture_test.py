@@ -21,6 +21,9 @@ from sinkformer_jax.rank.capture import non_finite
 from sinkformer_jax.rank.capture import validate
 from tests import encoder_test
 
+# They train and load runs: a minute of one core.
+pytestmark = pytest.mark.slow
+
 ARRAYS = ('logits', 'attention', 'attention_output', 'hidden')
 NUM = 4
 
