@@ -83,14 +83,19 @@ def draw_growth(fig, rows: list[timing.Row]) -> None:
       # 0 iterations are shown too.
       ax.set_xscale('symlog' if against == 'iterations' else 'log')
       ax.set_yscale('log')
-      ax.legend(title='exponent', fontsize=7, title_fontsize=7)
+      # Room above the curves for the exponents.
+      low, high = ax.get_ylim()
+      ax.set_ylim(low, high * (high / low) ** 0.6)
+      ax.legend(
+        title='exponent', fontsize=7, title_fontsize=7, loc='upper left'
+      )
     line[0].set_ylabel(label)
   for against, ax in zip(swept, axes[-1], strict=True):
     ax.set_xlabel(_AXES[against])
     values = sorted(
       {x['at'] for x in rows if x['against'] == against and 'at' in x}
     )
-    ax.set_xticks(values, [str(x) for x in values])
+    ax.set_xticks(values, [str(x) for x in values], fontsize=8)
     ax.minorticks_off()
   handles = [
     axes[0, 0].plot([], [], **figures.curve(number), label=form)[0]
