@@ -19,7 +19,7 @@ from sinkformer_jax.training import workdir as workdir_lib
 
 # What runs that are compared may differ in: first what is compared, then what
 # does not change what is learned.
-_MAY_DIFFER = (
+MAY_DIFFER = (
   'seed',
   'model.normalizer',
   'model.num_iters',
@@ -133,6 +133,11 @@ class Subject:
       notes.append(f'{self.name} is read at step {self.run.step} of {total}.')
     if self.run.info.provenance['notice']:
       notes.append(f'{self.name}: {self.run.info.provenance["notice"]}.')
+    _, filled_in = workdir_lib.read_config(self.run.workdir)
+    if filled_in:
+      notes.append(
+        f'{self.name} is older than the fields {filled_in} of its config.'
+      )
     return notes
 
 
@@ -198,12 +203,12 @@ def _load_data(name, source, directory):
 def _differences(reference, run):
   """``{what: (of the reference, of the run)}``."""
   ours, theirs = (
-    workdir_lib.read_json(x.workdir / 'config.json') for x in (reference, run)
+    workdir_lib.read_config(x.workdir)[0] for x in (reference, run)
   )
   found = {
     f'config.{k}': v
     for k, v in configuration.differences(ours, theirs).items()
-    if k not in _MAY_DIFFER
+    if k not in MAY_DIFFER
   }
   ours, theirs = (x.info.provenance['fingerprint'] for x in (reference, run))
   if ours != theirs:

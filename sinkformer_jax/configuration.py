@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
+import copy
 import itertools
 import json
 from typing import Any
@@ -18,9 +19,13 @@ from sinkformer_jax import models
 Rule = Callable[[Any], str | None]
 
 
-def _integer(least: int, below: float = float('inf')) -> Rule:
-  words = f'an integer of at least {least}'
-  words += f' and below {below}' if below < float('inf') else ''
+# Steps are counted in 32 bits, and sizes beyond this fit no machine.
+_MOST_STEPS = 2**31
+_MOST_UNITS = 2**20
+
+
+def _integer(least: int, below: int = _MOST_STEPS) -> Rule:
+  words = f'an integer of at least {least} and below {below}'
 
   def rule(value):
     is_integer = isinstance(value, int) and not isinstance(value, bool)
@@ -64,8 +69,8 @@ def _steps(value):
 RULES: dict[str, Rule] = {
   'seed': _integer(0, below=2**32),
   'total_steps': _integer(1),
-  'batch_size': _integer(1),
-  'eval_batch_size': _integer(1),
+  'batch_size': _integer(1, below=_MOST_UNITS),
+  'eval_batch_size': _integer(1, below=_MOST_UNITS),
   'log_every_steps': _integer(1),
   'eval_every_steps': _integer(1),
   'checkpoint.every_steps': _integer(1),
@@ -75,14 +80,14 @@ RULES: dict[str, Rule] = {
   'data.source': _text,
   'data.dir': _text,
   'model.name': _one_of(models.MODELS),
-  'model.num_layers': _integer(1),
-  'model.width': _integer(1),
-  'model.num_heads': _integer(1),
-  'model.ffn_dim': _integer(1),
-  'model.patch_size': _integer(1),
+  'model.num_layers': _integer(1, below=_MOST_UNITS),
+  'model.width': _integer(1, below=_MOST_UNITS),
+  'model.num_heads': _integer(1, below=_MOST_UNITS),
+  'model.ffn_dim': _integer(1, below=_MOST_UNITS),
+  'model.patch_size': _integer(1, below=_MOST_UNITS),
   'model.pooling': _one_of(models.POOLINGS),
   'model.normalizer': _one_of(attention.NORMALIZERS),
-  'model.num_iters': _integer(0),
+  'model.num_iters': _integer(0, below=_MOST_UNITS),
   'model.norm_position': _one_of(('pre', 'post')),
   'model.skip': _boolean,
   'model.ffn': _boolean,
@@ -102,6 +107,34 @@ RULES: dict[str, Rule] = {
   'optimizer.weight_decay': _number(0),
   'optimizer.clip_norm': _number(0),
 }
+
+
+# Fields that came after runs were saved without them, each with the value by
+# which the code does what it did then.
+ADDED: dict[str, Any] = {}
+
+
+def complete(
+  saved: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Fills in the fields that a saved config is older than.
+
+  Args:
+    saved: the nested dict of a saved config.
+
+  Returns:
+    The whole nested dict, and what was filled in: ``{'model.width': 128}``.
+  """
+  whole = copy.deepcopy(dict(saved))
+  known = flatten(whole)
+  filled_in = {k: v for k, v in ADDED.items() if k not in known}
+  for field, value in filled_in.items():
+    *sections, name = field.split('.')
+    place = whole
+    for section in sections:
+      place = place.setdefault(section, {})
+    place[name] = value
+  return whole, filled_in
 
 
 def check(config: ml_collections.ConfigDict) -> None:

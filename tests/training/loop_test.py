@@ -377,28 +377,6 @@ def test_failed_save_is_an_error_and_leaves_the_others(
   assert training.load_run(workdir).step == 0
 
 
-def test_damaged_newest_checkpoint_is_named(config, workdir, monkeypatch):
-  with monkeypatch.context() as m:
-    interrupt(m, 13)
-    training.train_and_evaluate(config, workdir)
-  newest = workdir / 'checkpoints' / '13'
-  for path in (newest / 'state' / 'd').iterdir():
-    path.write_bytes(b'damaged')
-  before = contents(workdir)
-  for action in (
-    lambda: training.train_and_evaluate(config, workdir),
-    lambda: training.load_run(workdir),
-  ):
-    with pytest.raises(errors.RunError) as error:
-      action()
-    assert str(newest) in str(error.value)
-    assert '[0, 10]' in str(error.value)
-  assert contents(workdir) == before
-  # What the message says to do works.
-  newest.rename(workdir / 'damaged')
-  assert training.train_and_evaluate(config, workdir)['step'] == 20
-
-
 def test_stale_temporary_directory_is_cleared(
   finished, config, workdir, monkeypatch
 ):
