@@ -44,9 +44,9 @@ def run(
       be imported together.
     argv: the command line, if it is not `sys.argv`.
   """
-  _parse(sys.argv if argv is None else argv, flag_values)
-  _show_log()
   try:
+    _parse(sys.argv if argv is None else argv, flag_values)
+    _show_log()
     _keep_compiled_programs()
     code = main()
   except errors.UserError as error:
@@ -56,15 +56,11 @@ def run(
     # that may not be read, a reader of the output that is gone.
     _exit(EXIT_ERROR, error)
   except (MemoryError, RuntimeError) as error:
-    if isinstance(error, RuntimeError) and 'RESOURCE_EXHAUSTED' not in str(
-      error
-    ):
+    exhausted = 'RESOURCE_EXHAUSTED' in str(error)
+    if not exhausted and not isinstance(error, MemoryError):
       raise
-    _exit(
-      EXIT_ERROR,
-      f'out of memory: {error}. Smaller batches need less, and so do fewer'
-      ' layers, tokens or iterations.',
-    )
+    advice = 'Smaller batches need less, and so do fewer layers and iterations'
+    _exit(EXIT_ERROR, f'out of memory: {error}. {advice}.')
   except KeyboardInterrupt:
     _exit(130, 'interrupted')
   sys.exit(code or 0)
@@ -150,6 +146,8 @@ def brief(error: BaseException) -> str:
   if isinstance(error, flags.Error):
     return text
   last = traceback.extract_tb(error.__traceback__)[-1]
+  if 'get_config' in text:
+    return f'the config file does not fit: {text}'
   if 'ml_collections' in last.filename:
     # A field that is not there; its text is quoted as that of a KeyError.
     return 'no such field: ' + text.replace('\\n', ' ').replace("\\'", '')

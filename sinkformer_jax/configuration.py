@@ -47,7 +47,8 @@ def _number(least: float, below: float = float('inf')) -> Rule:
 
 def _one_of(choices: Collection[str]) -> Rule:
   # Looked at when a config is checked: users may add to the choices.
-  return lambda x: None if x in choices else f'one of {", ".join(choices)}'
+  words = lambda: f'one of {", ".join(choices)}'
+  return lambda x: None if isinstance(x, str) and x in choices else words()
 
 
 def _boolean(value):

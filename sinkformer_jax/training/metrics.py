@@ -34,15 +34,7 @@ class MetricWriter:
     self._folder = workdir / 'tensorboard'
     with workdir_lib.writing(self._path):
       self._file = self._path.open('a')
-    with workdir_lib.writing(self._folder):
-      self._folder.mkdir(exist_ok=True)
-      # tensorboardX's SummaryWriter would wait for ever for its thread once a
-      # write has failed.
-      self._events = event_file_writer.EventsWriter(
-        str(self._folder / 'events')
-      )
-      purge = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-      self._write_event(last_step + 1, session_log=purge)
+    self._events, self._first_step = None, last_step + 1
 
   def __enter__(self):
     return self
@@ -50,8 +42,9 @@ class MetricWriter:
   def __exit__(self, *exception):
     with workdir_lib.writing(self._path):
       self._file.close()
-    with workdir_lib.writing(self._folder):
-      self._events.close()
+    if self._events:
+      with workdir_lib.writing(self._folder):
+        self._events.close()
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Writes numbers, or lists of numbers (one a layer), of a step."""
@@ -61,12 +54,23 @@ class MetricWriter:
       self._file.write(_to_line(line))
       self._file.flush()
     with workdir_lib.writing(self._folder):
+      if not self._events:
+        self._open_events()
       for name, value in metrics.items():
         if not isinstance(value, list):
           self._write_event(
             step, summary=tensorboardX.summary.scalar(name, value)
           )
       self._events.flush()
+
+  def _open_events(self):
+    # As late as this, so that starts that are stopped early leave no file.
+    self._folder.mkdir(exist_ok=True)
+    # tensorboardX's SummaryWriter would wait for ever for its thread once a
+    # write has failed.
+    self._events = event_file_writer.EventsWriter(str(self._folder / 'events'))
+    purge = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._write_event(self._first_step, session_log=purge)
 
   def _write_event(self, step, **content):
     event = event_pb2.Event(wall_time=time.time(), step=step, **content)

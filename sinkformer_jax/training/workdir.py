@@ -245,11 +245,32 @@ def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
 def _read_provenance(workdir):
   path = workdir / 'provenance.json'
   content = read_json(path)
-  known = {'name', 'num_classes', 'input_shape', 'splits', 'fingerprint'}
-  recorded = content.get('data')
-  if not isinstance(recorded, dict) or known - recorded.keys():
+  if not _describes_data(content.get('data')):
     raise errors.RunError(f'{path} is damaged: it does not describe the data.')
+  starts = content.get('starts')
+  if not isinstance(starts, list) or not all(
+    isinstance(x, dict) for x in starts
+  ):
+    raise errors.RunError(f'{path} is damaged: it does not list the starts.')
   return content
+
+
+def _describes_data(recorded):
+  kinds = {
+    'name': str,
+    'num_classes': int,
+    'input_shape': list,
+    'splits': dict,
+    'origin': str,
+    'notice': str,
+    'fingerprint': str,
+  }
+  if not isinstance(recorded, dict):
+    return False
+  if not all(isinstance(recorded.get(k), kind) for k, kind in kinds.items()):
+    return False
+  sizes = [*recorded['input_shape'], *recorded['splits'].values()]
+  return all(isinstance(x, int) and x > 0 for x in sizes)
 
 
 def _git_commit():
