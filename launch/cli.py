@@ -157,6 +157,8 @@ def brief(error: BaseException) -> str:
 def _show_log():
   """Our own log lines from INFO up, those of the libraries from WARNING up."""
   absl_logging.set_verbosity(absl_logging.WARNING)
+  # What the tasks of Orbax raise, with tracebacks; it is told in one line.
+  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
   logging.getLogger().setLevel(logging.WARNING)
   handler = _AboveProgressBar()
   handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))

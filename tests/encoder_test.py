@@ -291,6 +291,7 @@ def test_masks():
   check(make('softmax'), inputs(), mask=mask, num_iters=0)
 
 
+# S03, S04
 @pytest.mark.parametrize('normalizer', ['softmax', 'sinkhorn'])
 @pytest.mark.parametrize('filler', [1e4, np.nan])
 def test_padding_changes_nothing(normalizer, filler):
@@ -366,6 +367,7 @@ def test_dropout_has_its_own_key_in_every_layer():
     model.apply({'params': params}, x, deterministic=False)
 
 
+# S13
 def test_captured_attention_is_before_dropout():
   model = make(dropout_rate=0.5)
   params = init(model, inputs())
@@ -387,6 +389,7 @@ def test_captured_attention_is_before_dropout():
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+# J02
 def test_captures_do_not_pile_up_and_keep_layers_apart():
   model = make()
   params = init(model, inputs())
@@ -439,6 +442,7 @@ def test_own_normalizer():
   np.testing.assert_allclose(weights, 1 / LENGTH, rtol=1e-6)
 
 
+# S05
 def test_bfloat16_is_near_float32():
   x = inputs()
   params = init(make(), x)
@@ -479,6 +483,7 @@ def test_layer_norm_and_its_gradient(dtype):
     compare(vjp(tangent)[0], expected_vjp(tangent)[0])
 
 
+# S12
 def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():
   def temp_bytes(num_layers, num_iters):
     model = encoder.Encoder(
@@ -500,6 +505,7 @@ def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():
   assert of_a_layer(10) < 1.5 * of_a_layer(0)
 
 
+# J04
 def test_compile_time_does_not_grow_with_depth():
   def equations(num_layers):
     model = make(num_layers=num_layers)

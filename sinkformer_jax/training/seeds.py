@@ -37,8 +37,15 @@ def train_seeds(
     ``{seed: what train_and_evaluate returns}``.
 
   Raises:
-    errors.UserError: see `train_and_evaluate`; after the others have ended.
+    errors.UserError: where there are several devices. See `train_and_evaluate`
+      for others; those of one seed come after the other seeds have ended.
   """
+  if jax.device_count() > 1:
+    raise errors.ConfigError(
+      f'several seeds are trained at once on one device, and there are'
+      f' {jax.device_count()}: leave one (as with CUDA_VISIBLE_DEVICES=0), or'
+      ' train each seed by itself.'
+    )
   results, trainings = {}, {}
   with contextlib.ExitStack() as stack:
     for seed, workdir in workdirs.items():

@@ -13,6 +13,7 @@ from tests.training import loop_test
 pytestmark = pytest.mark.slow
 
 KILLS = 30
+TIMEOUT_S = 900  # Of the whole training, on a busy machine.
 ARGUMENTS = (
   launch_test.TINY,
   '--config.total_steps=400',
@@ -42,14 +43,17 @@ def files(workdir):
 
 # C03, C07, C09: SIGKILL and SIGTERM at any moment, from the start of Python to
 # the last save.
+# C03
 def test_killed_thirty_times(tmp_path, capsys):
   rng = random.Random(0)
   expected, workdir = tmp_path / 'expected', tmp_path / 'run'
   process = start(expected)
   begin = time.monotonic()
-  launch_test.wait_for((expected / 'checkpoints' / '2').exists, process)
+  launch_test.wait_for(
+    (expected / 'checkpoints' / '2').exists, process, timeout=TIMEOUT_S
+  )
   until_first_save = time.monotonic() - begin
-  assert process.wait(timeout=300) == 0, process.communicate()
+  assert process.wait(timeout=TIMEOUT_S) == 0, process.communicate()
   seen, reached = [], -1
   while len(seen) < KILLS:
     process = start(workdir)
@@ -58,7 +62,7 @@ def test_killed_thirty_times(tmp_path, capsys):
       process.wait(timeout=rng.uniform(0, 1.5) * until_first_save)
     except subprocess.TimeoutExpired:
       process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
     # Terminated before it has handlers for signals; stopped with a checkpoint;
     # killed. It must not end by itself, well or not.
     allowed = {signal.SIGKILL: (-9,), signal.SIGTERM: (-15, 75)}[number]
@@ -69,7 +73,7 @@ def test_killed_thirty_times(tmp_path, capsys):
     assert len(list((workdir / 'checkpoints').glob('*'))) <= 8
   assert reached < 400, 'it was finished before the last kill: make it longer'
   process = start(workdir)
-  _, stderr = process.communicate(timeout=300)
+  _, stderr = process.communicate(timeout=TIMEOUT_S)
   assert process.returncode == 0, stderr
   loop_test.assert_same_state(
     loop_test.restored_state(workdir), loop_test.restored_state(expected)
