@@ -443,16 +443,21 @@ def test_own_normalizer():
 
 
 # S05
-def test_bfloat16_is_near_float32():
+@pytest.mark.parametrize('padded', [False, True])
+def test_bfloat16_is_near_float32(padded):
   x = inputs()
   params = init(make(), x)
-  exact = apply(make(), params, x)
+  valid = np.ones(x.shape[:2], bool)
+  valid[0, 4:] = not padded
+  mask = valid if padded else None
+  exact = apply(make(), params, x, mask=mask)
   model = make(dtype=jnp.bfloat16)
   result, sown = apply(
-    model, params, x, mutable=[attention.CAPTURE, attention.MONITOR]
+    model, params, x, mask=mask, mutable=[attention.CAPTURE, attention.MONITOR]
   )
   assert result.dtype == jnp.bfloat16
-  np.testing.assert_allclose(np.float32(result), exact, atol=5e-2)
+  np.testing.assert_allclose(np.float32(result)[valid], exact[valid], atol=5e-2)
+  assert np.isfinite(np.float32(result)).all()
   blocks = sown[attention.CAPTURE]['blocks']['attention']
   assert blocks['attention'].dtype == blocks['logits'].dtype == jnp.float32
   row_error = sown[attention.MONITOR]['blocks']['attention']['row_error']

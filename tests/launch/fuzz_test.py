@@ -4,11 +4,8 @@ Nothing ends in a traceback or a hang. Each case is drawn with a fixed seed.
 """
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,6 +15,7 @@ from sinkformer_jax import errors
 from sinkformer_jax import training
 from sinkformer_jax.training import metrics as metrics_lib
 from tests.conftest import ROOT
+from tests.launch import in_one_process
 from tests.training import loop_test
 
 TINY = f'--config={ROOT}/configs/mnist_sinkhorn.py:tiny'
@@ -88,21 +86,9 @@ def command_lines(config):
 def test_command_lines(config, tmp_path):
   cases = list(command_lines(config))
   assert len(cases) > 300
-  done = subprocess.run(
-    [sys.executable, '-m', 'tests.launch.in_one_process'],
-    input=json.dumps(cases),
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    check=False,
-    timeout=300,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-  )
-  assert done.returncode == 0, done.stderr[-2_000:]
+  results = in_one_process.launch_all(cases, tmp_path)
   codes = []
-  for case, (code, stderr, seconds) in zip(
-    cases, json.loads(done.stdout), strict=True
-  ):
+  for case, (code, _, stderr, seconds) in zip(cases, results, strict=True):
     told = [x for x in stderr.splitlines() if x.startswith('error: ')]
     about = f'{str(case)[:300]}: {code} {stderr[-500:]}'
     assert code in (0, 1, 2, 75), about

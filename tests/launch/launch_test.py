@@ -44,7 +44,7 @@ def run(module, *arguments, timeout=120, **options):
   return process.returncode, stdout, stderr
 
 
-def run_code(code, *arguments, cwd=ROOT):
+def run_code(code, *arguments, cwd=ROOT, env=None):
   """Runs Python code, which has to succeed; its standard output."""
   done = subprocess.run(
     [sys.executable, '-c', code, *arguments],
@@ -52,7 +52,7 @@ def run_code(code, *arguments, cwd=ROOT):
     capture_output=True,
     text=True,
     check=False,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    env={**os.environ, 'PYTHONPATH': str(ROOT), **(env or {})},
   )
   assert done.returncode == 0, done.stderr
   return done.stdout
@@ -443,6 +443,14 @@ def test_sigterm_during_saves(tmp_path):
   assert_same_run(workdir, expected)
 
 
+DIGEST = """
+import sys
+from sinkformer_jax import training
+from sinkformer_jax.training import checkpoints
+print(checkpoints._checksums(training.load_run(sys.argv[1]).params))
+"""
+
+
 # C02
 @pytest.mark.slow
 @pytest.mark.parametrize(('before', 'after'), [(8, 1), (1, 8), (8, 2)])
@@ -464,8 +472,9 @@ def test_another_number_of_devices(tmp_path, before, after):
   process.terminate()
   process.communicate(timeout=60)
   assert process.returncode == 75
-  evaluated = []
+  evaluated, digests = [], []
   for count in (before, after):
+    digests.append(run_code(DIGEST, str(workdir), env=devices(count)))
     output = tmp_path / f'{count}.json'
     code, stdout, stderr = run(
       'launch.evaluate',
@@ -476,6 +485,7 @@ def test_another_number_of_devices(tmp_path, before, after):
     assert code == 0, stderr
     assert 'harding' not in stderr
     evaluated.append(json.loads(output.read_text()))
+  assert digests[0] == digests[1]
   for name, tolerance in (('accuracy', 1e-7), ('loss', 1e-5), ('count', 0)):
     values = [x[name] for x in evaluated]
     assert values[0] == pytest.approx(values[1], abs=tolerance)

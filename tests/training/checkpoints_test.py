@@ -68,7 +68,7 @@ def damage(path: pathlib.Path, how: str, rng) -> None:
   path.write_bytes(content)
 
 
-# C03, C07: half-written and damaged checkpoints.
+# C03: half-written and damaged checkpoints.
 def test_damage_is_seen_or_does_no_harm(workdir, tmp_path):
   # Orbax takes most of the flipped bits in its data files for good ones.
   rng = np.random.default_rng(0)
