@@ -157,8 +157,7 @@ def brief(error: BaseException) -> str:
 def _show_log():
   """Our own log lines from INFO up, those of the libraries from WARNING up."""
   absl_logging.set_verbosity(absl_logging.WARNING)
-  # What the tasks of Orbax raise, with tracebacks; it is told in one line.
-  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+  _silence_tasks()
   logging.getLogger().setLevel(logging.WARNING)
   handler = _AboveProgressBar()
   handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
@@ -166,6 +165,31 @@ def _show_log():
   logger.addHandler(handler)
   logger.setLevel(logging.INFO)
   logger.propagate = False
+
+
+def _silence_tasks():
+  """Drops the tracebacks of Orbax's tasks when a save or a restore has failed.
+
+  The failure itself is told in one line.
+  """
+  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+  absl_logging.get_absl_logger().addFilter(_without_traceback)
+  show, show_unraisable = sys.excepthook, sys.unraisablehook
+
+  def is_left_over(error):
+    return str(error) == 'Event loop is closed'
+
+  sys.excepthook = lambda kind, error, trace: (
+    is_left_over(error) or show(kind, error, trace)
+  )
+  sys.unraisablehook = lambda about: (
+    is_left_over(about.exc_value) or show_unraisable(about)
+  )
+
+
+def _without_traceback(record):
+  record.exc_info = record.exc_text = None
+  return True
 
 
 class _AboveProgressBar(logging.Handler):

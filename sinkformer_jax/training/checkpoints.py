@@ -260,7 +260,8 @@ def _brief(error):
   while error.__cause__:
     error = error.__cause__
   text = ' '.join(str(error).split())
-  text = text if len(text) <= 200 else f'{text[:200]}...'
+  text = text.partition(' [tensorstore_spec')[0]
+  text = text if len(text) <= 400 else f'{text[:400]}...'
   return f'{type(error).__name__}: {text}'
 
 

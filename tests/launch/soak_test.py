@@ -15,7 +15,7 @@ KILLS = 30
 TIMEOUT_S = 900  # Of the whole training, on a busy machine.
 ARGUMENTS = (
   launch_test.TINY,
-  '--config.total_steps=300',
+  '--config.total_steps=180',
   '--config.eval_every_steps=10',
   '--config.checkpoint.every_steps=1',
   '--config.log_every_steps=1',

@@ -18,6 +18,8 @@ SEEDS = (0, 2**32 - 1)
 
 @pytest.fixture
 def config(config):
+  # Compiled in half the time that Sinkhorn takes.
+  config.model.normalizer = 'softmax'
   config.model.dropout_rate = 0.1
   config.total_steps = 12
   config.log_every_steps = 1
@@ -43,7 +45,13 @@ def assert_same_to_rounding(first, second):
   np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
 
 
-def test_each_is_as_it_would_be_alone(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  'normalizer', ['softmax', pytest.param('sinkhorn', marks=pytest.mark.slow)]
+)
+def test_each_is_as_it_would_be_alone(
+  config, tmp_path, monkeypatch, normalizer
+):
+  config.model.normalizer = normalizer
   together = {seed: tmp_path / 'together' / str(seed) for seed in SEEDS}
   alone = {seed: tmp_path / 'alone' / str(seed) for seed in SEEDS}
   # One goes ahead, all are stopped, and one goes on alone.
@@ -99,8 +107,8 @@ def test_one_that_fails_leaves_the_others_to_go_on(
   assert not (workdirs[1] / 'result.json').exists()
 
 
-def test_directory_of_another_run_is_refused(config, tmp_path):
-  config.total_steps = 5
+def test_directory_of_another_run_is_refused(config, tmp_path, monkeypatch):
+  loop_test.interrupt(monkeypatch, 1)
   training.train_seeds(config, {0: tmp_path})
   with pytest.raises(errors.RunError, match='config.seed was 0 and is now 1'):
     training.train_seeds(config, {1: tmp_path})
