@@ -32,6 +32,7 @@ ANALYSES = {
   'layer_outputs': 'Tokens layer by layer (quantity B)',
   'attention': 'Attention and its marginal errors',
   'mechanism': 'Mechanism: experiments on pairs',
+  'lipschitz': 'Local Lipschitz constants',
   'random_control': 'Control: unrelated random matrices',
   'theory': 'Theory beside measurement',
   'learning_curves': 'Training',
