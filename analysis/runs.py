@@ -133,6 +133,11 @@ class Subject:
       notes.append(f'{self.name} is read at step {self.run.step} of {total}.')
     if self.run.info.provenance['notice']:
       notes.append(f'{self.name}: {self.run.info.provenance["notice"]}.')
+    if self.run.config.model.talking_heads:
+      notes.append(
+        f'{self.name}: with talking heads the rows of a head sum to another'
+        ' number than 1; path products are of heads divided by it.'
+      )
     return notes
 
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import gzip
 import json
+import math
 import re
 
 import jax
@@ -307,6 +308,20 @@ def test_lipschitz(subjects, tmp_path):
     'weights of the softmax run',
     'weights of the sinkhorn run',
   }
+
+
+def test_columns_that_are_off_are_named(subjects):
+  subject = subjects[1]
+  row = {'run': subject.name, 'column_error': 2.5e-2}
+
+  def notes(subject, *rows):
+    finished = command.Finished('path_products', list(rows), [], [], [])
+    text = ' '.join(command.notes([subject], [finished]))
+    return 'not doubly' in text and '0.025' in text
+
+  assert notes(subject, row | {'column_error': math.nan}, row)
+  assert not notes(subject, row | {'column_error': 1e-3})
+  assert not notes(subjects[0], row | {'run': subjects[0].name})
 
 
 def test_learning_curves(subjects, tmp_path):
