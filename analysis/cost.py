@@ -18,6 +18,10 @@ Parts, of which the first three (about 3 minutes on 2 cores) are the default:
   compile      from process start to the end of the first step (6 minutes)
   rank         path products of the rank analysis and their residuals against a
                plain loop (6 minutes)
+  loader       the loader of each data set in $SINKFORMER_DATA_DIR beside the
+               training step, which should take at least 10 times as long;
+               the first load (photos are decoded, texts tokenized) and the
+               next ones, from the cache (3 minutes)
   accelerator  all forms of Sinkhorn, alone and in the step, in float32 and
                bfloat16; the default on a GPU or TPU (8 minutes)
 
@@ -109,6 +113,7 @@ PARTS = {
   'growth': Part('cost_normalizer', 'growth_rows', 360),
   'compile': Part('cost_step', 'compile_rows', 360),
   'rank': Part('cost_rank', 'rank_rows', 360),
+  'loader': Part('cost_loader', 'loader_rows', 180),
   'accelerator': Part('cost_normalizer', 'accelerator_rows', 480),
 }
 _DEFAULT = {'cpu': ['step', 'rate', 'normalizer']}

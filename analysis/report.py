@@ -144,7 +144,7 @@ def _run_row(subject):
     'model': f'{model.num_layers} layers, width {model.width},'
     f' {model.num_heads} heads, {model.norm_position}-norm',
     'data': f'{data["name"]} ({data["source"]}), {data["splits"]["train"]}'
-    ' training images',
+    ' training examples',
   }
   test = result['test'] if result else {}
   for name in ('accuracy', 'row_error', 'column_error'):

@@ -79,7 +79,7 @@ class _Training:
     self.mesh = sharding.create_mesh()
     for field in ('batch_size', 'eval_batch_size'):
       sharding.check_batch_size(self.mesh, f'config.{field}', config[field])
-    self.dataset = data.load(config.data)
+    self.dataset = data.load(workdir_lib.data_config(config, workdir))
     self.steps_per_epoch = data.steps_per_epoch(self.dataset, config.batch_size)
     self.model = models.create_model(config.model, self.dataset.info)
     tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
@@ -97,6 +97,7 @@ class _Training:
 
   def run(self):
     config = self.config
+    workdir_lib.check_data(self.workdir, self.dataset.info)
     with checkpoints.Checkpoints(
       self.workdir,
       keep=config.checkpoint.keep,
@@ -141,6 +142,7 @@ class _Training:
       self.steps_per_epoch,
     )
     workdir_lib.write_json(self.workdir / 'config.json', self.config.to_dict())
+    workdir_lib.save_tokenizer(self.workdir, self.dataset)
     saved.save(0, state)
     return _Position(0, state)
 

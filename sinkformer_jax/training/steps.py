@@ -38,8 +38,7 @@ def create_state(
   seed: int,
 ) -> TrainState:
   """Fresh state. Parameters depend on the seed, not on the normalizer."""
-  example = jnp.zeros((1, *info.input_shape))
-  params = model.init(jax.random.key(seed), example)['params']
+  params = model.init(jax.random.key(seed), info.example())['params']
   return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
 
 
@@ -67,10 +66,13 @@ def make_train_step(
   def train_step(state, batch):
     rngs = {'dropout': jax.random.fold_in(jax.random.key(seed), state.step)}
 
+    inputs, mask = data.model_inputs(batch)
+
     def loss_fn(params):
       logits, sown = model.apply(
         {'params': params},
-        batch['image'],
+        inputs,
+        mask=mask,
         deterministic=False,
         rngs=rngs,
         mutable=[attention.MONITOR],
@@ -109,8 +111,9 @@ def make_eval_step(
   """
 
   def eval_step(params, batch):
+    inputs, mask = data.model_inputs(batch)
     logits, sown = model.apply(
-      {'params': params}, batch['image'], mutable=[attention.MONITOR]
+      {'params': params}, inputs, mask=mask, mutable=[attention.MONITOR]
     )
     loss, correct = _score(logits, batch['label'])
     return {'loss': loss, 'correct': correct, **monitored(sown)}

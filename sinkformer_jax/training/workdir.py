@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import contextlib
 import datetime
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import pathlib
@@ -18,11 +19,22 @@ import ml_collections
 from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import errors
+from sinkformer_jax import paths
 
-# Where the data lies may differ between machines; that it is the same data is
-# checked by its fingerprint.
-_MAY_DIFFER = ('data.dir', 'data.source')
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+# Where the data lies may differ between machines; that it is the same data, and
+# the same tokenizer, is checked by its content.
+_MAY_DIFFER = ('data.dir', 'data.source', 'data.tokenizer')
+_PACKAGES = (
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'orbax-checkpoint',
+  'numpy',
+  'pillow',
+  'sentencepiece',
+  'tokenizers',
+)
 
 
 @contextlib.contextmanager
@@ -105,10 +117,14 @@ def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
     yield
 
 
-def _check_config(workdir, config):
+def _has_checkpoints(workdir):
   saved = (workdir / 'checkpoints').glob('*')
+  return any(x.name.isdigit() for x in saved)
+
+
+def _check_config(workdir, config):
   has_result = (workdir / 'result.json').exists()
-  if not has_result and not any(x.name.isdigit() for x in saved):
+  if not has_result and not _has_checkpoints(workdir):
     # Nothing depends on the config yet.
     return
   old = read_json(workdir / 'config.json')
@@ -125,31 +141,37 @@ def _check_config(workdir, config):
     )
 
 
+def check_data(workdir: pathlib.Path, info: data.DatasetInfo) -> None:
+  """Refuses data that is not what the run began with, if it has begun.
+
+  Raises:
+    errors.RunError: if the examples or the tokenizer are others.
+  """
+  if not (workdir / 'provenance.json').exists():
+    return
+  old, new = _read_provenance(workdir)['data'], info.provenance
+  if old['fingerprint'] != new['fingerprint']:
+    raise errors.RunError(
+      f'{workdir} was trained on other data: {old["origin"]}, not'
+      f' {new["origin"]}. Choose another --workdir, or that data.'
+    )
+  check_tokenizer(workdir, old, new)
+
+
 def record_start(
   workdir: pathlib.Path, info: data.DatasetInfo, step: int
 ) -> None:
-  """Adds this start to `provenance.json`.
-
-  Raises:
-    errors.RunError: if the run began with other data.
-  """
+  """Adds this start to `provenance.json`."""
   path = workdir / 'provenance.json'
   dataset = {
     'name': info.name,
     'num_classes': info.num_classes,
     'input_shape': list(info.input_shape),
+    'vocab_size': info.vocab_size,
     'splits': dict(info.splits),
     **info.provenance,
   }
-  starts = []
-  if path.exists():
-    old = _read_provenance(workdir)
-    if old['data']['fingerprint'] != dataset['fingerprint']:
-      raise errors.RunError(
-        f'{workdir} was trained on other data: {old["data"]["origin"]}, not'
-        f' {dataset["origin"]}. Choose another --workdir, or that data.'
-      )
-    starts = old['starts']
+  starts = _read_provenance(workdir)['starts'] if path.exists() else []
   start = {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'step': step,
@@ -171,8 +193,86 @@ def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
     num_classes=recorded.pop('num_classes'),
     input_shape=tuple(recorded.pop('input_shape')),
     splits=recorded.pop('splits'),
+    vocab_size=recorded.pop('vocab_size', None),
     provenance=recorded,
   )
+
+
+def save_tokenizer(workdir: pathlib.Path, dataset: data.Dataset) -> None:
+  """Keeps the tokenizer of texts as ``tokenizer.json`` or ``.model``."""
+  if dataset.tokenizer:
+    path = workdir / f'tokenizer{dataset.tokenizer.suffix}'
+    with writing(path):
+      paths.write_whole(path, dataset.tokenizer.content)
+
+
+def own_tokenizer(workdir: pathlib.Path) -> pathlib.Path | None:
+  """The file of the tokenizer that a run has kept; None without."""
+  for suffix in ('.json', '.model'):
+    path = workdir / f'tokenizer{suffix}'
+    if path.exists():
+      return path
+  return None
+
+
+def data_config(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> ml_collections.ConfigDict:
+  """`config.data`; a run that goes on keeps to its own tokenizer."""
+  section = config.data.copy_and_resolve_references()
+  path = own_tokenizer(workdir)
+  # Without checkpoints it may be left from another config.
+  if path and _has_checkpoints(workdir) and not section.tokenizer:
+    section.tokenizer = str(path)
+  return section
+
+
+def use_own_tokenizer(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  info: data.DatasetInfo,
+) -> None:
+  """Lets `config.data` name the tokenizer that a run has kept, if it has.
+
+  Raises:
+    errors.RunError: if it is lost, or not the one of the checkpoints.
+  """
+  recorded = info.provenance.get('tokenizer')
+  if not recorded:
+    return
+  path = own_tokenizer(workdir)
+  if path is None:
+    raise errors.RunError(f'{workdir} has lost its tokenizer.json or .model.')
+  sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+  if sha256 != recorded['sha256']:
+    raise errors.RunError(
+      f'{path} does not belong to the checkpoints of the run: its sha256 is'
+      f' {sha256}, theirs was {recorded["sha256"]}.'
+    )
+  config.data.tokenizer = str(path)
+
+
+def check_tokenizer(
+  workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> None:
+  """Refuses a tokenizer that is not the one of a run's checkpoints.
+
+  Args:
+    workdir: the run directory.
+    old: provenance of the run's data.
+    new: provenance of the data to be used.
+
+  Raises:
+    errors.RunError: names both.
+  """
+  ours, theirs = (x.get('tokenizer', {}) for x in (old, new))
+  if ours.get('sha256') != theirs.get('sha256'):
+    raise errors.RunError(
+      f'the vocabulary of {theirs["pieces"]} pieces ({theirs["origin"]}) does'
+      f' not belong to the checkpoints of {workdir}, which have one of'
+      f' {ours["pieces"]} pieces. Leave config.data.tokenizer unset: the run'
+      ' has kept its own.'
+    )
 
 
 def _read_provenance(workdir):
