@@ -51,6 +51,7 @@ def check(logits, num_iters):
   np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
 
 
+# S11
 @pytest.mark.parametrize(
   ('n_q', 'n_k', 'num_iters'),
   [

@@ -45,7 +45,10 @@ def evaluate(
     errors.RunError: if a loss is not finite.
   """
   losses, correct, by_layer = [], [], []
-  for batch in data.eval_batches(dataset, split, batch_size):
+  # A batch larger than the split would be filled up for nothing.
+  devices = batch_sharding.num_devices if batch_sharding else 1
+  largest = -(-dataset.info.splits[split] // devices) * devices
+  for batch in data.eval_batches(dataset, split, min(batch_size, largest)):
     if should_stop():
       return None
     mask = batch.pop('_mask')

@@ -1,9 +1,12 @@
 """The training loop."""
 
+from collections.abc import Generator
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
+import pathlib
 import time
 from typing import Any
 
@@ -52,13 +55,21 @@ def train_and_evaluate(
   configuration.check(config)
   workdir = paths.resolve(workdir, 'workdir')
   with workdir_lib.claim(workdir, config):
-    if (workdir / 'result.json').exists():
-      logger.info('%s is finished; nothing to do.', workdir)
-      return workdir_lib.read_json(workdir / 'result.json')
+    result = workdir_lib.finished_result(workdir)
+    if result is not None:
+      return result
     # Data first: while it is loaded or downloaded, signals end the process.
-    start = _Training(config, workdir)
-    with interruption.StopSignal() as start.stop:
-      return start.run()
+    training = Training(config, workdir)
+    with (
+      interruption.StopSignal() as training.stop,
+      contextlib.closing(training.run()) as run,
+    ):
+      answer = None
+      try:
+        while True:
+          answer = training.train_step(*run.send(answer))
+      except StopIteration as finished:
+        return finished.value
 
 
 @dataclasses.dataclass
@@ -69,33 +80,70 @@ class _Position:
   state: steps.TrainState
 
 
-class _Training:
-  """What one start of a training needs."""
+class Training:
+  """One start of a training, and what it needs.
+
+  Attributes:
+    stop: has to be set before it runs.
+    train_step: see `steps.make_train_step`.
+    label: begins its lines in the log.
+  """
 
   stop: interruption.StopSignal
+  label = ''
 
-  def __init__(self, config, workdir):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    other: 'Training | None' = None,
+  ):
+    """Loads the data.
+
+    Args:
+      config: a whole config.
+      workdir: the run directory, claimed for it.
+      other: a training that differs in its seed alone, to share what both need.
+    """
     self.config, self.workdir = config, workdir
+    self.seed = np.uint32(config.seed)
     self.mesh = sharding.create_mesh()
     for field in ('batch_size', 'eval_batch_size'):
       sharding.check_batch_size(self.mesh, f'config.{field}', config[field])
-    self.dataset = data.load(workdir_lib.data_config(config, workdir))
+    if other:
+      self.dataset = other.dataset
+    else:
+      self.dataset = data.load(workdir_lib.data_config(config, workdir))
     self.steps_per_epoch = data.steps_per_epoch(self.dataset, config.batch_size)
     self.model = models.create_model(config.model, self.dataset.info)
     tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
-    self.create_state = functools.partial(
-      steps.create_state, self.model, tx, self.dataset.info, config.seed
+    if other:
+      self.create_state = other.create_state
+      self.train_step, self.eval_step = other.train_step, other.eval_step
+      return
+    self.create_state = jax.jit(
+      functools.partial(steps.create_state, self.model, tx, self.dataset.info),
+      out_shardings=sharding.replicated(self.mesh),
     )
+    _check_memory(jax.eval_shape(self.create_state, self.seed))
     self.train_step = steps.make_train_step(
       self.model,
       tx,
       optimizer.create_schedule(config.optimizer, config.total_steps),
-      config.seed,
       self.mesh,
     )
     self.eval_step = steps.make_eval_step(self.model, self.mesh)
 
-  def run(self):
+  def run(self) -> Generator[tuple, tuple | None, dict[str, Any] | None]:
+    """Trains from scratch or from the newest checkpoint, then evaluates.
+
+    Yields:
+      Arguments of `train_step`, and is sent what it returns: several trainings
+      can have their steps computed together (see `seeds`). None stops it.
+
+    Returns:
+      See `train_and_evaluate`.
+    """
     config = self.config
     workdir_lib.check_data(self.workdir, self.dataset.info)
     with checkpoints.Checkpoints(
@@ -108,13 +156,16 @@ class _Training:
       workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
       with (
         metrics_lib.MetricWriter(self.workdir, position.step) as writer,
-        metrics_lib.Progress(position.step, config.total_steps) as progress,
+        metrics_lib.Progress(
+          position.step, config.total_steps, self.label
+        ) as progress,
       ):
-        finished = self._train(position, saved, writer, progress)
-        result = finished and self._finish(position, writer)
+        finished = yield from self._train(position, saved, writer, progress)
+        result = finished and self._finish(position, saved, writer)
       if not result:
         logger.info(
-          'Stopped after step %d of %d. The same command goes on from there.',
+          '%sStopped after step %d of %d. The same command goes on from there.',
+          self.label,
           position.step,
           config.total_steps,
         )
@@ -122,18 +173,18 @@ class _Training:
     return result
 
   def _start(self, saved):
-    """The newest checkpoint, or a fresh state, which is saved as step 0."""
-    replicated = sharding.replicated(self.mesh)
+    """The newest good checkpoint, or a fresh state, saved as step 0."""
     if saved.steps:
       abstract = checkpoints.abstract(
-        jax.eval_shape(self.create_state), replicated
+        jax.eval_shape(self.create_state, self.seed),
+        sharding.replicated(self.mesh),
       )
-      state = saved.restore(abstract)
+      state = saved.restore_newest_readable(abstract)
       step = int(state.step)
       logger.info('Going on from step %d in %s', step, self.workdir)
       return _Position(step, state)
     logger.info('Starting in %s', self.workdir)
-    state = jax.jit(self.create_state, out_shardings=replicated)()
+    state = self.create_state(self.seed)
     logger.info(
       '%d parameters, %d steps of %d examples, %d steps an epoch',
       sum(x.size for x in jax.tree.leaves(state.params)),
@@ -147,12 +198,13 @@ class _Training:
     return _Position(0, state)
 
   def _train(self, position, saved, writer, progress):
-    """Trains to the end; False if a signal came first."""
+    """Trains to the end; False if a signal came first. See `run`."""
     config = self.config
     start = time.monotonic() - _elapsed_s(writer)
     if self._evaluation_is_due(position.step):
       # Unless the signal that stopped the last start came during it.
       self._validate(position, writer)
+    saved.best = _best_step(writer, saved.steps)
     pending, clock = None, (position.step, time.monotonic())
     while position.step < config.total_steps and not self.stop.requested:
       batch = jax.device_put(
@@ -161,7 +213,10 @@ class _Training:
         ),
         sharding.split_batch(self.mesh),
       )
-      position.state, metrics = self.train_step(position.state, batch)
+      answer = yield position.state, batch, self.seed
+      if answer is None:
+        break
+      position.state, metrics = answer
       position.step += 1
       step = position.step
       last = step == config.total_steps
@@ -188,8 +243,9 @@ class _Training:
       progress.update(step, shown)
       if validate:
         self._validate(position, writer)
+        saved.best = _best_step(writer, {*saved.steps, step})
         clock = (step, time.monotonic())
-      if save:
+      if save or saved.best == step:
         saved.save(step, position.state)
     if self.stop.requested and position.step:
       if pending:
@@ -276,14 +332,15 @@ class _Training:
         position.step, {f'validation/{k}': v for k, v in result.items()}
       )
       logger.info(
-        'step %d  validation loss %.4f accuracy %.4f',
+        '%sstep %d  validation loss %.4f accuracy %.4f',
+        self.label,
         position.step,
         result['loss'],
         result['accuracy'],
       )
     return result
 
-  def _finish(self, position, writer):
+  def _finish(self, position, saved, writer):
     """Final numbers, from the last parameters; None if a signal came."""
     validation = self._validate(position, writer)
     test = validation and self._evaluate(position, 'test')
@@ -295,12 +352,38 @@ class _Training:
       'train_s': _elapsed_s(writer),
       'validation': validation,
       'test': test,
+      'best_step': _best_step(writer, saved.steps),
       'data': self.dataset.info.provenance['origin'],
       'notice': self.dataset.info.provenance['notice'],
     }
     workdir_lib.write_json(self.workdir / 'result.json', result)
     evaluation.warn_of_columns(self.config.model.normalizer, test)
     return result
+
+
+def _check_memory(state):
+  """Refuses a state that has no room, which would end in a kill."""
+  needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  stats = jax.local_devices()[0].memory_stats() or {}
+  there = stats.get(
+    'bytes_limit', os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  )
+  if needed > there:
+    raise errors.ConfigError(
+      f'parameters and optimizer need {needed / 2**30:.0f} GiB, and there are'
+      f' {there / 2**30:.0f}: make config.model.num_layers, config.model.width'
+      ' or config.model.ffn_dim smaller.'
+    )
+
+
+def _best_step(writer, steps):
+  """The one of `steps` with the lowest validation loss; None without any."""
+  losses = {
+    x['step']: x['validation/loss']
+    for x in writer.lines
+    if x['step'] in steps and 'validation/loss' in x
+  }
+  return min(losses, key=losses.get, default=None)
 
 
 def _elapsed_s(writer):

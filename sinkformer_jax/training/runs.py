@@ -63,8 +63,9 @@ def load_run(
     errors.RunError: if there is no such run or checkpoint, or it is damaged.
   """
   workdir = paths.resolve(workdir, 'workdir')
-  fields = workdir_lib.read_json(workdir / 'config.json')
-  config = ml_collections.ConfigDict(_tuples(fields))
+  fields, filled_in = workdir_lib.read_config(workdir)
+  workdir_lib.say_filled_in(workdir, filled_in)
+  config = ml_collections.ConfigDict(fields)
   info = workdir_lib.read_info(workdir)
   workdir_lib.use_own_tokenizer(config, workdir, info)
   try:
@@ -82,13 +83,6 @@ def load_run(
     params = saved.restore({'params': abstract}, step)['params']
     step = saved.steps[-1] if step is None else step
   return Run(workdir, config, info, model, params, step)
-
-
-def _tuples(fields):
-  """JSON made lists of a config's tuples."""
-  if isinstance(fields, dict):
-    return {name: _tuples(value) for name, value in fields.items()}
-  return tuple(fields) if isinstance(fields, list) else fields
 
 
 def check_dataset(run: Run, dataset: data.Dataset) -> None:

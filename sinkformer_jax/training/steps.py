@@ -35,7 +35,7 @@ def create_state(
   model: nn.Module,
   tx: optax.GradientTransformation,
   info: data.DatasetInfo,
-  seed: int,
+  seed: int | jax.Array,
 ) -> TrainState:
   """Fresh state. Parameters depend on the seed, not on the normalizer."""
   params = model.init(jax.random.key(seed), info.example())['params']
@@ -46,24 +46,24 @@ def make_train_step(
   model: nn.Module,
   tx: optax.GradientTransformation,
   schedule: optax.Schedule,
-  seed: int,
   mesh: jax.sharding.Mesh,
-) -> Callable[[TrainState, dict], tuple[TrainState, Metrics]]:
+) -> Callable[[TrainState, dict, jax.Array], tuple[TrainState, Metrics]]:
   """Builds the jitted training step, which donates the state it is given.
 
   Args:
     model: the model.
     tx: the optimizer.
     schedule: learning rate, for the metrics.
-    seed: of dropout; every step has its own key.
     mesh: devices.
 
   Returns:
-    ``(state, batch) -> (state, metrics)``. Metrics are numbers, and for each
-    layer ``row_error``, ``column_error`` and ``hidden_rms``.
+    ``(state, batch, seed) -> (state, metrics)``. The seed is that of dropout;
+    every step has its own key. It is an argument, so that runs of any seed have
+    one compiled program. Metrics are numbers, and for each layer ``row_error``,
+    ``column_error`` and ``hidden_rms``.
   """
 
-  def train_step(state, batch):
+  def train_step(state, batch, seed):
     rngs = {'dropout': jax.random.fold_in(jax.random.key(seed), state.step)}
 
     inputs, mask = data.model_inputs(batch)

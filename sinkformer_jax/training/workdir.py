@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import logging
 import pathlib
 import platform
 import subprocess
@@ -21,9 +22,11 @@ from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import paths
 
+logger = logging.getLogger(__name__)
+
 # Where the data lies may differ between machines; that it is the same data, and
 # the same tokenizer, is checked by its content.
-_MAY_DIFFER = ('data.dir', 'data.source', 'data.tokenizer')
+MAY_DIFFER = ('data.dir', 'data.source', 'data.tokenizer')
 _PACKAGES = (
   'jax',
   'jaxlib',
@@ -83,7 +86,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     raise errors.RunError(
       f'{path.parent} is not a run directory: it has no {path.name}.{hint}'
     ) from error
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise errors.RunError(f'{path} cannot be read: {error}') from error
   if not isinstance(content, dict):
     raise errors.RunError(f'{path} is damaged: it does not hold an object.')
@@ -113,7 +116,7 @@ def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
       raise errors.RunError(
         f'workdir {workdir} is in use by another process.'
       ) from error
-    _check_config(workdir, config)
+    check_config(workdir, config)
     yield
 
 
@@ -122,14 +125,20 @@ def _has_checkpoints(workdir):
   return any(x.name.isdigit() for x in saved)
 
 
-def _check_config(workdir, config):
+def check_config(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> None:
+  """Refuses a directory that belongs to a run with another config.
+
+  Raises:
+    errors.RunError: names the fields.
+  """
   has_result = (workdir / 'result.json').exists()
   if not has_result and not _has_checkpoints(workdir):
     # Nothing depends on the config yet.
     return
-  old = read_json(workdir / 'config.json')
-  changed = configuration.differences(old, config.to_dict())
-  changed = {k: v for k, v in changed.items() if k not in _MAY_DIFFER}
+  say_filled_in(workdir, read_config(workdir)[1])
+  changed = changed_fields(workdir, config)
   if changed:
     listed = ', '.join(
       f'config.{field} was {old!r} and is now {new!r}'
@@ -158,6 +167,61 @@ def check_data(workdir: pathlib.Path, info: data.DatasetInfo) -> None:
   check_tokenizer(workdir, old, new)
 
 
+def changed_fields(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> dict[str, tuple[Any, Any]]:
+  """Fields by which a config is not that of a run: ``{field: (old, new)}``."""
+  old, _ = read_config(workdir)
+  changed = configuration.differences(old, config.to_dict())
+  return {k: v for k, v in changed.items() if k not in MAY_DIFFER}
+
+
+def read_config(
+  workdir: pathlib.Path,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The config of a run, as a nested dict, and what was filled in.
+
+  Fields that came after the run have the value by which the code does what it
+  did then (`configuration.complete`).
+
+  Raises:
+    errors.RunError: if there is no such run, or its config is damaged.
+  """
+  fields = read_json(workdir / 'config.json')
+  return configuration.complete(_tuples(fields))
+
+
+def say_filled_in(workdir: pathlib.Path, filled_in: Mapping[str, Any]) -> None:
+  """Logs what `read_config` has filled in."""
+  for field, value in filled_in.items():
+    logger.warning(
+      '%s is from before config.%s: read as %r, which is what was done then.',
+      workdir / 'config.json',
+      field,
+      value,
+    )
+
+
+def _tuples(fields):
+  """JSON made lists of a config's tuples."""
+  if isinstance(fields, dict):
+    return {name: _tuples(value) for name, value in fields.items()}
+  return tuple(fields) if isinstance(fields, list) else fields
+
+
+def finished_result(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """What `result.json` of a finished run holds; None if it has not finished.
+
+  Raises:
+    errors.RunError: if it is damaged.
+  """
+  path = workdir / 'result.json'
+  if not path.exists():
+    return None
+  logger.info('%s is finished; nothing to do.', workdir)
+  return read_json(path)
+
+
 def record_start(
   workdir: pathlib.Path, info: data.DatasetInfo, step: int
 ) -> None:
@@ -182,6 +246,9 @@ def record_start(
     'platform': jax.default_backend(),
     'devices': [x.device_kind for x in jax.devices()],
   }
+  _, filled_in = read_config(workdir)
+  if filled_in:
+    start['filled_in'] = filled_in
   write_json(path, {'data': dataset, 'starts': [*starts, start]})
 
 
@@ -278,11 +345,32 @@ def check_tokenizer(
 def _read_provenance(workdir):
   path = workdir / 'provenance.json'
   content = read_json(path)
-  known = {'name', 'num_classes', 'input_shape', 'splits', 'fingerprint'}
-  recorded = content.get('data')
-  if not isinstance(recorded, dict) or known - recorded.keys():
+  if not _describes_data(content.get('data')):
     raise errors.RunError(f'{path} is damaged: it does not describe the data.')
+  starts = content.get('starts')
+  if not isinstance(starts, list) or not all(
+    isinstance(x, dict) for x in starts
+  ):
+    raise errors.RunError(f'{path} is damaged: it does not list the starts.')
   return content
+
+
+def _describes_data(recorded):
+  kinds = {
+    'name': str,
+    'num_classes': int,
+    'input_shape': list,
+    'splits': dict,
+    'origin': str,
+    'notice': str,
+    'fingerprint': str,
+  }
+  if not isinstance(recorded, dict):
+    return False
+  if not all(isinstance(recorded.get(k), kind) for k, kind in kinds.items()):
+    return False
+  sizes = [*recorded['input_shape'], *recorded['splits'].values()]
+  return all(isinstance(x, int) and x > 0 for x in sizes)
 
 
 def _git_commit():

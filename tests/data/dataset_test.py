@@ -36,6 +36,7 @@ def members(splits):
 SIZES = {'train': 240, 'validation': 30, 'test': 30}
 
 
+# D04
 def test_splits_are_disjoint_complete_and_stratified():
   arrays = dataset_lib.order_by_content(examples())
   splits = dataset_lib.split(arrays, SIZES)
@@ -48,6 +49,7 @@ def test_splits_are_disjoint_complete_and_stratified():
     np.testing.assert_array_less(np.abs(counts - classes * size / 300), 1.01)
 
 
+# D04
 def test_splits_do_not_depend_on_file_order():
   arrays = examples()
   order = np.random.default_rng(5).permutation(300)
@@ -104,6 +106,7 @@ def test_batch_larger_than_the_split_is_refused():
     data.steps_per_epoch(make(), 104)
 
 
+# D06
 @pytest.mark.parametrize('batch_size', [1, 16, 32, 103, 128])
 def test_evaluation_batches_cover_every_example_once(batch_size):
   dataset = make(counts=(10, 10, 103))
