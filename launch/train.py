@@ -2,7 +2,9 @@
 
 Any field of the config can be overridden, as in
 `--config.model.num_layers=12`. Start the same command again to go on after a
-stop. Exit codes: 0 finished, 75 stopped by a signal, 1 and 2 errors.
+stop. Exit codes: 0 finished, 75 stopped by a signal and to be resumed; all
+others are errors. With `--distributed` it is one of several processes, as in
+launch/run_tpu.sh and launch/slurm.sh.
 """
 
 import pathlib
@@ -11,6 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch import cli
+from launch import distributed
 
 FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file(
@@ -28,6 +31,7 @@ _WORKDIR = flags.DEFINE_string(
   flag_values=FLAGS,
 )
 flags.mark_flag_as_required('config', FLAGS)
+distributed.define_flags(FLAGS)
 
 
 def default_workdir(config_path: str, seed: int) -> pathlib.Path:
@@ -43,6 +47,7 @@ def main() -> int:
   from sinkformer_jax import configuration
   from sinkformer_jax import paths
   from sinkformer_jax import training
+  from sinkformer_jax.training import hosts
 
   config = _CONFIG.value
   configuration.check(config)
@@ -50,11 +55,18 @@ def main() -> int:
   if data_dir:
     # Recorded in full, so that the run can be evaluated from elsewhere.
     config.data.dir = str(paths.resolve(data_dir, 'config.data.dir'))
+  distributed.connect(FLAGS)
   path = config_flags.get_config_filename(FLAGS['config'])
   workdir = _WORKDIR.value or default_workdir(path, config.seed)
   result = training.train_and_evaluate(config, workdir)
   if result is None:
     return cli.EXIT_STOPPED
+  if hosts.is_first():
+    _print_result(config, workdir, result)
+  return cli.EXIT_DONE
+
+
+def _print_result(config, workdir, result):
   test = result['test']
   print(
     f'{config.model.normalizer}: test accuracy {test["accuracy"]:.4f} on'
@@ -65,7 +77,6 @@ def main() -> int:
   if result['notice']:
     print(f'NOTE: {result["notice"]}.')
   print(f'Results are in {workdir}')
-  return 0
 
 
 if __name__ == '__main__':

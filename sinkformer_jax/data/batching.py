@@ -30,7 +30,11 @@ def _epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def train_batch(
-  dataset: dataset_lib.Dataset, step: int, batch_size: int, seed: int
+  dataset: dataset_lib.Dataset,
+  step: int,
+  batch_size: int,
+  seed: int,
+  rows: np.ndarray | slice = slice(None),
 ) -> dataset_lib.Arrays:
   """The batch of a training step, a pure function of `seed` and `step`.
 
@@ -41,17 +45,22 @@ def train_batch(
     step: from 0.
     batch_size: examples in a batch.
     seed: of the order of examples.
+    rows: which of the batch's examples are wanted.
 
   Returns:
-    Preprocessed arrays with `batch_size` examples.
+    Preprocessed arrays with `batch_size` examples, or those of `rows`.
   """
   epoch, i = divmod(step, steps_per_epoch(dataset, batch_size))
   order = _epoch_order(dataset.info.splits['train'], seed, epoch)
-  return _take(dataset, 'train', order[i * batch_size : (i + 1) * batch_size])
+  batch = order[i * batch_size : (i + 1) * batch_size]
+  return _take(dataset, 'train', batch[rows])
 
 
 def eval_batches(
-  dataset: dataset_lib.Dataset, split: str, batch_size: int
+  dataset: dataset_lib.Dataset,
+  split: str,
+  batch_size: int,
+  rows: np.ndarray | slice = slice(None),
 ) -> Iterator[dataset_lib.Arrays]:
   """Every example of a split once, in batches of one size.
 
@@ -59,14 +68,15 @@ def eval_batches(
     dataset: the data set.
     split: 'train', 'validation' or 'test'.
     batch_size: examples in a batch.
+    rows: which examples of each batch are wanted.
 
   Yields:
     Preprocessed arrays, and ``_mask``: False for the examples that only fill
-    up the last batch.
+    up the last batch. Whatever the rows, there are as many batches.
   """
   num_examples = dataset.info.splits[split]
   for start in range(0, num_examples, batch_size):
-    indices = np.arange(start, start + batch_size)
+    indices = np.arange(start, start + batch_size)[rows]
     mask = indices < num_examples
     batch = _take(dataset, split, np.where(mask, indices, 0))
     yield {**batch, '_mask': mask}

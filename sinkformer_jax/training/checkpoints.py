@@ -74,6 +74,8 @@ class Checkpoints:
     try:
       if not self._checkpointer.save(step, state, force=True):
         raise RuntimeError('Orbax did not save it')
+    except jax.errors.JaxRuntimeError:
+      raise  # Of devices or other processes, not of the disk.
     except Exception as error:
       raise errors.RunError(
         f'checkpoint {step} could not be written to {self.directory}'
@@ -105,6 +107,8 @@ class Checkpoints:
       )
     try:
       return self._checkpointer.load(step, abstract_state)
+    except jax.errors.JaxRuntimeError:
+      raise
     except Exception as error:
       others = [x for x in steps if x != step]
       raise errors.RunError(

@@ -18,6 +18,7 @@ from sinkformer_jax import models
 from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import hosts
 from sinkformer_jax.training import interruption
 from sinkformer_jax.training import metrics as metrics_lib
 from sinkformer_jax.training import optimizer
@@ -36,6 +37,9 @@ def train_and_evaluate(
   A resumed run sees the batches and random keys that an uninterrupted one
   would have seen; on CPU its parameters are equal bit for bit.
 
+  Several processes, connected by `jax.distributed`, all call this with the
+  same config and a directory that all of them see.
+
   Args:
     config: a whole config.
     workdir: the run directory; made if it is not there. SIGTERM and Ctrl-C
@@ -46,13 +50,13 @@ def train_and_evaluate(
     end. A finished run is returned as it is; nothing is changed.
 
   Raises:
-    errors.UserError: for a config, data or directory that cannot be used, and
-      for a loss or gradient that is not finite.
+    errors.UserError: for a config, data or directory that cannot be used, for
+      a loss or gradient that is not finite, and where another process is lost.
   """
   configuration.check(config)
   workdir = paths.resolve(workdir, 'workdir')
-  with workdir_lib.claim(workdir, config):
-    if (workdir / 'result.json').exists():
+  with hosts.lost_peers_are_named(), workdir_lib.claim(workdir, config):
+    if hosts.from_first((workdir / 'result.json').exists()):
       logger.info('%s is finished; nothing to do.', workdir)
       return workdir_lib.read_json(workdir / 'result.json')
     # Data first: while it is loaded or downloaded, signals end the process.
@@ -79,7 +83,12 @@ class _Training:
     self.mesh = sharding.create_mesh()
     for field in ('batch_size', 'eval_batch_size'):
       sharding.check_batch_size(self.mesh, f'config.{field}', config[field])
-    self.dataset = data.load(config.data)
+    with hosts.first_then_others():
+      # What has to be downloaded or prepared is, once.
+      self.dataset = data.load(config.data)
+    provenance = self.dataset.info.provenance
+    name = f'data ({provenance["origin"]})'
+    hosts.check_same({name: provenance['fingerprint']})
     self.steps_per_epoch = data.steps_per_epoch(self.dataset, config.batch_size)
     self.model = models.create_model(config.model, self.dataset.info)
     tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
@@ -104,7 +113,8 @@ class _Training:
       writable=True,
     ) as saved:
       position = self._start(saved)
-      workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
+      with hosts.first_then_others():
+        workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
       with (
         metrics_lib.MetricWriter(self.workdir, position.step) as writer,
         metrics_lib.Progress(position.step, config.total_steps) as progress,
@@ -123,14 +133,14 @@ class _Training:
   def _start(self, saved):
     """The newest checkpoint, or a fresh state, which is saved as step 0."""
     replicated = sharding.replicated(self.mesh)
-    if saved.steps:
+    newest = hosts.from_first(saved.steps[-1] if saved.steps else -1)
+    if newest >= 0:
       abstract = checkpoints.abstract(
         jax.eval_shape(self.create_state), replicated
       )
-      state = saved.restore(abstract)
-      step = int(state.step)
-      logger.info('Going on from step %d in %s', step, self.workdir)
-      return _Position(step, state)
+      state = saved.restore(abstract, newest)
+      logger.info('Going on from step %d in %s', newest, self.workdir)
+      return _Position(newest, state)
     logger.info('Starting in %s', self.workdir)
     state = jax.jit(self.create_state, out_shardings=replicated)()
     logger.info(
@@ -152,12 +162,14 @@ class _Training:
       # Unless the signal that stopped the last start came during it.
       self._validate(position, writer)
     pending, clock = None, (position.step, time.monotonic())
-    while position.step < config.total_steps and not self.stop.requested:
-      batch = jax.device_put(
+    rows = sharding.own_rows(self.mesh, config.batch_size)
+    while not self.stop.check() and position.step < config.total_steps:
+      batch = sharding.put_batch(
+        self.mesh,
+        config.batch_size,
         data.train_batch(
-          self.dataset, position.step, config.batch_size, config.seed
+          self.dataset, position.step, config.batch_size, config.seed, rows
         ),
-        sharding.split_batch(self.mesh),
       )
       position.state, metrics = self.train_step(position.state, batch)
       position.step += 1
@@ -255,19 +267,18 @@ class _Training:
       self.dataset,
       split,
       self.config.eval_batch_size,
-      sharding.split_batch(self.mesh),
-      lambda: self.stop.requested,
+      self.mesh,
+      self.stop.check,
     )
 
   def _validate(self, position, writer):
-    """Evaluates and logs, unless that is logged; None if a signal came."""
-    for line in writer.lines:
-      if line['step'] == position.step and 'validation/loss' in line:
-        return {
-          name.removeprefix('validation/'): value
-          for name, value in line.items()
-          if name != 'step'
-        }
+    """Evaluates and logs, unless that is logged; None if a signal came.
+
+    What is logged already is known to the first process alone.
+    """
+    logged = writer.validation(position.step)
+    if hosts.from_first(logged is not None):
+      return logged
     result = self._evaluate(position, 'validation')
     if result is not None:
       writer.write(
@@ -284,8 +295,10 @@ class _Training:
   def _finish(self, position, writer):
     """Final numbers, from the last parameters; None if a signal came."""
     validation = self._validate(position, writer)
-    test = validation and self._evaluate(position, 'test')
-    if not test:
+    if self.stop.requested:
+      return None
+    test = self._evaluate(position, 'test')
+    if test is None:
       return None
     result = {
       'step': position.step,
@@ -296,7 +309,10 @@ class _Training:
       'data': self.dataset.info.provenance['origin'],
       'notice': self.dataset.info.provenance['notice'],
     }
-    workdir_lib.write_json(self.workdir / 'result.json', result)
+    path = self.workdir / 'result.json'
+    with hosts.first_then_others():
+      workdir_lib.write_json(path, result)
+      result = workdir_lib.read_json(path)
     evaluation.warn_of_columns(self.config.model.normalizer, test)
     return result
 
