@@ -78,22 +78,23 @@ def put_batch(
 
 
 def on_each_device(model: nn.Module, mesh: jax.sharding.Mesh) -> nn.Module:
-  """A model whose normalizer runs on each device for the batch it holds.
-
-  Left to itself, XLA gathers the logits of all devices for a kernel, and keeps
-  devices in step in a loop that ends when nothing more changes.
-  """
+  """A model with its normalizer on each device, if there are several."""
   if mesh.size == 1:
     return model
-  normalizer = _on_each_device(model.encoder.normalizer, mesh)
+  normalizer = normalizer_on_each_device(model.encoder.normalizer, mesh)
   return model.clone(encoder=model.encoder.clone(normalizer=normalizer))
 
 
-def _on_each_device(
+def normalizer_on_each_device(
   normalizer: attention.Normalizer, mesh: jax.sharding.Mesh
 ) -> attention.Normalizer:
-  # Nothing is the same on all devices, so that there is nothing to check; loops
-  # that start from constants would not pass.
+  """A normalizer that each device runs for the part of the batch it holds.
+
+  Left to itself, XLA cannot split a kernel's matrices between devices, and
+  keeps all devices in step in a loop that ends when nothing more changes.
+  """
+  # Nothing here is the same on all devices, so that there is nothing to check,
+  # and loops that start from constants would not pass.
   shared_out = jax.shard_map(
     normalizer, mesh=mesh, in_specs=_BATCH, out_specs=_BATCH, check_vma=False
   )
