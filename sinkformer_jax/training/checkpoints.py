@@ -45,6 +45,9 @@ class Checkpoints:
       )
     context = ocp.Context()
     context.pytree_options.loading.partial_load = True
+    # Devices save slices of an array that all of them have; a small one is not
+    # worth the program that cuts it.
+    context.array_options.saving.min_slice_bytes_for_replica_parallel = 2**20
     self._checkpointer = ocp.training.Checkpointer(
       self.directory,
       context=context,

@@ -33,6 +33,8 @@ def test_two_processes_with_four_devices_train_as_one_does(config, tmp_path):
     tmp_path / 'log',
     [*TRAIN, '--config.model.dropout_rate=0.1', f'--workdir={two}'],
     num_devices=4,
+    # Compiling takes half as long.
+    env={'JAX_DISABLE_MOST_OPTIMIZATIONS': 'True'},
   ) as pair:
     assert codes(pair) == [0, 0], [x.stderr for x in pair]
   sharding_test.assert_same_training(tmp_path / 'one', two)
@@ -78,10 +80,8 @@ def test_missing_process(tmp_path):
       ],
     )
     started.append((process, address))
-  begin = time.monotonic()
   for process, address in started:
     assert process.end(60) == 1, process.stderr
-    assert time.monotonic() - begin < 3 + 15
     assert 'waited 3 s' in process.error
     assert f'2 at {address}' in process.error
   assert not workdir.exists()

@@ -50,7 +50,7 @@ class Process:
     (line,) = (x for x in self.stderr.splitlines() if x.startswith('error: '))
     return line
 
-  def end(self, timeout: float = 120) -> int:
+  def end(self, timeout: float = 300) -> int:
     """Its exit code, once it has ended by itself."""
     return self.popen.wait(timeout)
 
