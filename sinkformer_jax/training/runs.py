@@ -16,6 +16,7 @@ from sinkformer_jax import models
 from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import hosts
 from sinkformer_jax.training import sharding
 from sinkformer_jax.training import steps
 from sinkformer_jax.training import workdir as workdir_lib
@@ -122,13 +123,14 @@ def evaluate_run(
   check_dataset(run, dataset)
   mesh = sharding.create_mesh()
   sharding.check_batch_size(mesh, 'batch_size', batch_size)
-  result = evaluation.evaluate(
-    steps.make_eval_step(run.model, mesh),
-    run.params,
-    dataset,
-    split,
-    batch_size,
-    sharding.split_batch(mesh),
-  )
+  with hosts.lost_peers_are_named():
+    result = evaluation.evaluate(
+      steps.make_eval_step(run.model, mesh),
+      run.params,
+      dataset,
+      split,
+      batch_size,
+      mesh,
+    )
   evaluation.warn_of_columns(run.config.model.normalizer, result)
   return result

@@ -62,6 +62,7 @@ def make_train_step(
     one compiled program. Metrics are numbers, and for each layer ``row_error``,
     ``column_error`` and ``hidden_rms``.
   """
+  model = sharding.on_each_device(model, mesh)
 
   def train_step(state, batch, seed):
     rngs = {'dropout': jax.random.fold_in(jax.random.key(seed), state.step)}
@@ -106,9 +107,11 @@ def make_eval_step(
   """Builds the jitted evaluation step.
 
   Returns:
-    ``(params, batch) -> metrics``: for each example ``loss`` and ``correct``,
-    for each layer ``row_error``, ``column_error`` and ``hidden_rms``.
+    ``(params, batch) -> metrics``: for each example ``loss``, ``correct`` and
+    the batch's ``_mask``, for each layer ``row_error``, ``column_error`` and
+    ``hidden_rms``.
   """
+  model = sharding.on_each_device(model, mesh)
 
   def eval_step(params, batch):
     inputs, mask = data.model_inputs(batch)
@@ -116,7 +119,9 @@ def make_eval_step(
       {'params': params}, inputs, mask=mask, mutable=[attention.MONITOR]
     )
     loss, correct = _score(logits, batch['label'])
-    return {'loss': loss, 'correct': correct, **monitored(sown)}
+    # The mask goes along: each process has that of its own rows alone.
+    scores = {'loss': loss, 'correct': correct, '_mask': batch['_mask']}
+    return {**scores, **monitored(sown)}
 
   return jax.jit(eval_step, out_shardings=sharding.replicated(mesh))
 

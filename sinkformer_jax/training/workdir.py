@@ -10,6 +10,7 @@ import json
 import logging
 import pathlib
 import platform
+import secrets
 import subprocess
 import sys
 from typing import Any
@@ -21,6 +22,7 @@ from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import paths
+from sinkformer_jax.training import hosts
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,9 @@ def writing(path: pathlib.Path):
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file whole or not at all."""
+  """Writes a file whole or not at all; the first process alone does."""
+  if not hosts.is_first():
+    return
   temporary = path.with_name(path.name + '.tmp')
   with writing(path):
     temporary.write_text(text)
@@ -65,7 +69,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  """Writes a JSON file whole or not at all."""
+  """Writes a JSON file whole or not at all; the first process alone does."""
   write_text(path, json.dumps(content, indent=2, allow_nan=False) + '\n')
 
 
@@ -97,13 +101,37 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
   """Makes the directory this run's, for as long as the context lasts.
 
+  Several processes of one run claim it together.
+
   Raises:
-    errors.RunError: if it cannot be written, is in use by another process, or
-      belongs to a run with another config.
+    errors.RunError: if it cannot be written, is in use by another process,
+      belongs to a run with another config, or is not the same directory for
+      all processes of this one.
   """
+  fields = configuration.flatten(config.to_dict())
+  hosts.check_same(
+    {f'config.{k}': v for k, v in fields.items() if k not in MAY_DIFFER}
+  )
+  start = hosts.from_first(secrets.randbits(31))
+  with contextlib.ExitStack() as held:
+    with hosts.first_then_others():
+      if hosts.is_first():
+        held.enter_context(_lock(workdir, start))
+      elif not _has_lock_of(workdir, start):
+        raise errors.RunError(
+          f'workdir {workdir} is not the directory that process 0 writes to.'
+          ' Give all processes the same --workdir, on a disk that they share.'
+        )
+      check_config(workdir, config)
+    yield
+
+
+@contextlib.contextmanager
+def _lock(workdir, start):
+  path = workdir / '.lock'
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    lock = (workdir / '.lock').open('w')
+    lock = path.open('a')
   except OSError as error:
     raise errors.RunError(
       f'workdir {workdir} cannot be used: {error.strerror}. Choose another with'
@@ -116,8 +144,14 @@ def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
       raise errors.RunError(
         f'workdir {workdir} is in use by another process.'
       ) from error
-    check_config(workdir, config)
+    with writing(path):
+      path.write_text(str(start))
     yield
+
+
+def _has_lock_of(workdir, start):
+  path = workdir / '.lock'
+  return path.is_file() and path.read_text() == str(start)
 
 
 def _has_checkpoints(workdir):
@@ -245,6 +279,7 @@ def record_start(
     'versions': {x: importlib.metadata.version(x) for x in _PACKAGES},
     'platform': jax.default_backend(),
     'devices': [x.device_kind for x in jax.devices()],
+    'processes': jax.process_count(),
   }
   _, filled_in = read_config(workdir)
   if filled_in:
@@ -267,7 +302,7 @@ def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
 
 def save_tokenizer(workdir: pathlib.Path, dataset: data.Dataset) -> None:
   """Keeps the tokenizer of texts as ``tokenizer.json`` or ``.model``."""
-  if dataset.tokenizer:
+  if dataset.tokenizer and hosts.is_first():
     path = workdir / f'tokenizer{dataset.tokenizer.suffix}'
     with writing(path):
       paths.write_whole(path, dataset.tokenizer.content)
