@@ -97,7 +97,7 @@ def _run(trainings, stop):
         except errors.UserError as error:
           logger.error('seed %d has failed: %s', seed, error)
           failures[seed] = error
-      if stop.requested or not requests:
+      if stop.check() or not requests:
         # Those that wait for a step do not get it: all stop alike.
         answers = dict.fromkeys(requests)
       else:

@@ -25,6 +25,7 @@ def codes(pair):
   return [x.end() for x in pair]
 
 
+@pytest.mark.slow
 def test_two_processes_with_four_devices_train_as_one_does(config, tmp_path):
   config.model.dropout_rate = 0.1
   training.train_and_evaluate(config, tmp_path / 'one')

@@ -1,5 +1,7 @@
 """Several seeds trained at once: each as it would have been alone."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -43,6 +45,7 @@ def assert_same_to_rounding(first, second):
   np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_is_as_it_would_be_alone(config, tmp_path, monkeypatch):
   together = {seed: tmp_path / 'together' / str(seed) for seed in SEEDS}
   alone = {seed: tmp_path / 'alone' / str(seed) for seed in SEEDS}
@@ -84,8 +87,8 @@ def test_one_that_fails_leaves_the_others_to_go_on(
 ):
   original = data.train_batch
 
-  def train_batch(dataset, step, batch_size, seed):
-    batch = original(dataset, step, batch_size, seed)
+  def train_batch(dataset, step, batch_size, seed, rows):
+    batch = original(dataset, step, batch_size, seed, rows)
     return loop_test.poison(batch) if (seed, step) == (1, 4) else batch
 
   monkeypatch.setattr(data, 'train_batch', train_batch)
@@ -97,6 +100,13 @@ def test_one_that_fails_leaves_the_others_to_go_on(
   )
   assert (workdirs[0] / 'result.json').exists()
   assert not (workdirs[1] / 'result.json').exists()
+
+
+def test_batches_of_several_lengths_are_refused(config, tmp_path, monkeypatch):
+  dataset = dataclasses.replace(data.load(config.data), bucket_lengths=(8, 16))
+  monkeypatch.setattr(data, 'load', lambda section: dataset)
+  with pytest.raises(errors.ConfigError, match='config.data.bucket_lengths'):
+    training.train_seeds(config, {0: tmp_path / '0'})
 
 
 def test_directory_of_another_run_is_refused(config, tmp_path):
