@@ -130,6 +130,7 @@ def test_evaluate(undisturbed, tmp_path):
   assert 'exists' in line
 
 
+@pytest.mark.slow
 def test_evaluate_refusals(undisturbed):
   workdir, _, _ = undisturbed
   here = f'--workdir={workdir}'
@@ -374,6 +375,7 @@ def wait_for(condition, process, timeout=60):
     time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_full_disk(tmp_path):
   # Larger files than this cannot be written, which is what a full disk is to
   # the second save.

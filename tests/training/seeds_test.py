@@ -82,6 +82,7 @@ def test_each_is_as_it_would_be_alone(config, tmp_path, monkeypatch):
   assert loop_test.contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_one_that_fails_leaves_the_others_to_go_on(
   config, tmp_path, monkeypatch
 ):
@@ -109,6 +110,7 @@ def test_batches_of_several_lengths_are_refused(config, tmp_path, monkeypatch):
     training.train_seeds(config, {0: tmp_path / '0'})
 
 
+@pytest.mark.slow
 def test_directory_of_another_run_is_refused(config, tmp_path):
   config.total_steps = 5
   training.train_seeds(config, {0: tmp_path})
@@ -119,6 +121,7 @@ def test_directory_of_another_run_is_refused(config, tmp_path):
 
 
 @pytest.mark.parametrize('seed', [0, 7, 2**31, 2**32 - 1])
+@pytest.mark.slow
 def test_seed_as_an_argument_is_the_seed(config, seed):
   # Python numbers and arrays take different ways to a key.
   info = data.load(config.data).info
