@@ -267,8 +267,32 @@ def notes(subjects: Sequence, finished: Sequence[Finished]) -> list[str]:
       'The runs are read at different steps'
       f' ({", ".join(map(str, sorted(steps)))}); --step takes the same of all.'
     )
+  lines += _column_notes(subjects, finished)
   lines += [x for part in finished for x in part.notes]
   return list(dict.fromkeys(lines))
+
+
+def _column_notes(subjects, finished):
+  """Sinkhorn attention that should not be called doubly stochastic."""
+  from sinkformer_jax.training import evaluation
+
+  threshold = evaluation.COLUMN_ERROR_THRESHOLD
+  lines = []
+  for subject in subjects:
+    found = [
+      row['column_error']
+      for part in finished
+      for row in part.summary
+      if row.get('run') == subject.name and row.get('column_error') is not None
+    ]
+    largest = max((x for x in found if x == x), default=0.0)
+    if subject.normalizer == 'sinkhorn' and largest > threshold:
+      lines.append(
+        f'{subject.name}: columns of attention sum to 1 up to {largest:.2g}'
+        f' only (threshold {threshold:g}): it is not doubly'
+        ' stochastic. More config.model.num_iters would bring it nearer.'
+      )
+  return lines
 
 
 def output_directory(value: str) -> pathlib.Path:

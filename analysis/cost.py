@@ -16,6 +16,12 @@ Parts, of which the first three (about 3 minutes on 2 cores) are the default:
   growth       time and memory against iterations, tokens, heads and batch (6
                minutes)
   compile      from process start to the end of the first step (6 minutes)
+  rank         path products of the rank analysis and their residuals against a
+               plain loop (6 minutes)
+  loader       the loader of each data set in $SINKFORMER_DATA_DIR beside the
+               training step, which should take at least 10 times as long;
+               the first load (photos are decoded, texts tokenized) and the
+               next ones, from the cache (3 minutes)
   accelerator  all forms of Sinkhorn, alone and in the step, in float32 and
                bfloat16; the default on a GPU or TPU (8 minutes)
 
@@ -106,6 +112,8 @@ PARTS = {
   'normalizer': Part('cost_normalizer', 'normalizer_rows', 60),
   'growth': Part('cost_normalizer', 'growth_rows', 360),
   'compile': Part('cost_step', 'compile_rows', 360),
+  'rank': Part('cost_rank', 'rank_rows', 360),
+  'loader': Part('cost_loader', 'loader_rows', 180),
   'accelerator': Part('cost_normalizer', 'accelerator_rows', 480),
 }
 _DEFAULT = {'cpu': ['step', 'rate', 'normalizer']}
@@ -134,7 +142,9 @@ def _check_shapes(shapes):
 
 def main() -> None:
   """Measures, prints, and writes."""
-  output = _output_directory(_OUTPUT.value)
+  from analysis import command
+
+  output = command.output_directory(_OUTPUT.value) if _OUTPUT.value else None
   names = _PARTS.value or _DEFAULT.get(_PLATFORM.value, ['accelerator'])
   _check_workdir(names)
   # Imported late: wrong flags are refused before JAX is loaded.
@@ -179,28 +189,6 @@ def main() -> None:
       (output / 'cost.json').write_text(text)
   if output:
     print(f'Tables and figures: {output}')
-
-
-def _output_directory(value):
-  """Makes the directory; refuses one that holds anything."""
-  from sinkformer_jax import errors
-  from sinkformer_jax import paths
-
-  if not value:
-    return None
-  path = paths.resolve(value, '--output')
-  try:
-    path.mkdir(parents=True, exist_ok=True)
-    used = any(path.iterdir())
-  except OSError as error:
-    raise errors.UserError(
-      f'--output={value} cannot be used: {error.strerror}.'
-    ) from error
-  if used:
-    raise errors.UserError(
-      f'--output={value} is not empty; choose another directory.'
-    )
-  return path
 
 
 def _write(output, name, rows):

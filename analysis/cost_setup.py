@@ -46,6 +46,7 @@ class Preset:
     product: side of the square matrix product.
     depths: numbers of layers to compile.
     sweeps: of the part `growth`.
+    configs: preset of the configs that the part `loader` reads.
   """
 
   model: ml_collections.FrozenConfigDict
@@ -54,6 +55,7 @@ class Preset:
   product: int
   depths: tuple[int, ...]
   sweeps: tuple[Sweep, ...]
+  configs: str
 
 
 def _model(preset):
@@ -77,6 +79,7 @@ PRESETS = {
       Sweep('heads', (1, 2, 4, 8, 16), _BASE),
       Sweep('batch', (1, 4, 16, 64), _BASE),
     ),
+    configs='',
   ),
   'tiny': Preset(
     model=_model('tiny'),
@@ -90,6 +93,7 @@ PRESETS = {
       Sweep('heads', (1, 2, 4), _TINY_BASE),
       Sweep('batch', (1, 2, 4), _TINY_BASE),
     ),
+    configs='tiny',
   ),
 }
 

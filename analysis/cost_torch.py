@@ -10,8 +10,6 @@ else; see requirements-dev.txt.
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import pathlib
-import resource
 from typing import Any
 
 import numpy as np
@@ -167,9 +165,9 @@ def training(
 def step_memory_mb(
   model: Mapping[str, Any], patches: int, num_classes: int, batch: int
 ) -> float:
-  """Growth of the peak memory over a training step; see `_growth_mb`.
+  """Growth of the peak memory over a training step.
 
-  To be called in a process of its own, as all that measures this.
+  See `machine.memory_growth_mb`, as for all that measures this.
   """
 
   def create(model, batch):
@@ -179,7 +177,7 @@ def step_memory_mb(
     return training(vit, pixels, labels, 1e-3)
 
   small = {**model, 'num_layers': 1, 'num_iters': min(model['num_iters'], 1)}
-  return _growth_mb(create(small, 1), create(model, batch))
+  return machine.memory_growth_mb(create(small, 1), create(model, batch))
 
 
 def sinkhorn_memory_mb(
@@ -192,7 +190,7 @@ def sinkhorn_memory_mb(
     logits = torch.randn(matrices, tokens, tokens)
     return sinkhorn_call(logits, torch.randn_like(logits), num_iters, gradient)
 
-  return _growth_mb(create(1, 1), create(matrices, num_iters))
+  return machine.memory_growth_mb(create(1, 1), create(matrices, num_iters))
 
 
 def sinkhorn_call(
@@ -217,27 +215,3 @@ def sinkhorn_call(
     return weights.detach(), x.grad
 
   return value_and_gradient
-
-
-def _growth_mb(warm_up, call):
-  """How much the peak resident memory of this process grows over a call.
-
-  The warm-up is the same on a small scale, which loads what PyTorch loads.
-  """
-  warm_up()
-  before = _peak_mb()
-  call()
-  return _peak_mb() - before
-
-
-def _peak_mb():
-  status = pathlib.Path('/proc/self/status')
-  if status.exists():
-    # Of this program alone. What getrusage tells on Linux starts at the peak
-    # of the process that started this one.
-    (line,) = (
-      x for x in status.read_text().splitlines() if x.startswith('VmHWM:')
-    )
-    return int(line.split()[1]) * 1024 / 1e6
-  # macOS, in bytes.
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -145,7 +145,9 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
             curves.LEGEND,
           ),
           (8, 6),
-          lambda fig, rows=rows: _draw(fig, rows),
+          lambda fig, rows=rows, what=f'{words}, {scaling}': _draw(
+            fig, rows, what
+          ),
         )
       )
   rows = curves.select(summary, norm='spectral', scaling='relative')
@@ -168,7 +170,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
   return result
 
 
-def _draw(fig, rows):
+def _draw(fig, rows, what):
   names = curves.groups(rows)
   panels = fig.subplots(2, 2, sharex=True)
   for ax, ablation in zip(panels.flat, ABLATIONS.values(), strict=True):
@@ -183,8 +185,7 @@ def _draw(fig, rows):
           curves.draw(ax, points, style, f'{group}, {weights}')
         number += 1
     ax.set_title(ablation)
-  for ax in panels[:, 0]:
-    ax.set_ylabel('log10 of the residual')
+  fig.supylabel(f'log10 of the residual of {what}', fontsize='medium')
   for ax in panels[-1]:
     ax.set_xlabel('layer')
   handles, labels = panels[0, 0].get_legend_handles_labels()

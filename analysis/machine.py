@@ -1,5 +1,6 @@
 """The machine and the processes that things are measured on."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import datetime
 import importlib.metadata
@@ -7,6 +8,7 @@ import json
 import os
 import pathlib
 import platform
+import resource
 import subprocess
 import sys
 from typing import Any
@@ -86,6 +88,36 @@ def child(
       f' {done.stderr}'
     )
   return json.loads(done.stdout.splitlines()[-1])
+
+
+def memory_growth_mb(
+  warm_up: Callable[[], Any], call: Callable[[], Any]
+) -> float:
+  """How much the peak resident memory of this process grows over a call.
+
+  To be called in a process of its own, see `child`.
+
+  Args:
+    warm_up: the same on a small scale, which loads what libraries load.
+    call: is called once.
+  """
+  warm_up()
+  before = _peak_mb()
+  call()
+  return _peak_mb() - before
+
+
+def _peak_mb():
+  status = pathlib.Path('/proc/self/status')
+  if status.exists():
+    # Of this program alone. What getrusage tells on Linux starts at the peak
+    # of the process that started this one.
+    (line,) = (
+      x for x in status.read_text().splitlines() if x.startswith('VmHWM:')
+    )
+    return int(line.split()[1]) * 1024 / 1e6
+  # macOS, in bytes.
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def select_platform(name: str) -> None:

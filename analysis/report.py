@@ -32,6 +32,7 @@ ANALYSES = {
   'layer_outputs': 'Tokens layer by layer (quantity B)',
   'attention': 'Attention and its marginal errors',
   'mechanism': 'Mechanism: experiments on pairs',
+  'lipschitz': 'Local Lipschitz constants',
   'random_control': 'Control: unrelated random matrices',
   'theory': 'Theory beside measurement',
   'learning_curves': 'Training',
@@ -143,7 +144,7 @@ def _run_row(subject):
     'model': f'{model.num_layers} layers, width {model.width},'
     f' {model.num_heads} heads, {model.norm_position}-norm',
     'data': f'{data["name"]} ({data["source"]}), {data["splits"]["train"]}'
-    ' training images',
+    ' training examples',
   }
   test = result['test'] if result else {}
   for name in ('accuracy', 'row_error', 'column_error'):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
+import json
 from typing import Any
 
 import ml_collections
@@ -26,6 +27,7 @@ MAY_DIFFER = (
   'model.remat',
   'data.source',
   'data.dir',
+  'data.tokenizer',
   'eval_batch_size',
   'log_every_steps',
   'eval_every_steps',
@@ -89,8 +91,7 @@ class Subject:
 
   def dataset(self) -> data.Dataset:
     """The data it was trained on, loaded once for all runs."""
-    fields = self.run.config.data
-    return _load_data(fields.name, fields.source, fields.dir)
+    return _load_data(self.run.config.data.to_json())
 
   def chunks(
     self, num_examples: int, seed: int, ablation: encoder.Ablation, progress
@@ -133,6 +134,11 @@ class Subject:
       notes.append(f'{self.name} is read at step {self.run.step} of {total}.')
     if self.run.info.provenance['notice']:
       notes.append(f'{self.name}: {self.run.info.provenance["notice"]}.')
+    if self.run.config.model.talking_heads:
+      notes.append(
+        f'{self.name}: with talking heads the rows of a head sum to another'
+        ' number than 1; path products are of heads divided by it.'
+      )
     _, filled_in = workdir_lib.read_config(self.run.workdir)
     if filled_in:
       notes.append(
@@ -195,8 +201,8 @@ def load(
 
 
 @functools.cache
-def _load_data(name, source, directory):
-  fields = {'name': name, 'source': source, 'dir': directory}
+def _load_data(section):
+  fields = json.loads(section)
   return data.load(ml_collections.ConfigDict(fields))
 
 
@@ -210,14 +216,21 @@ def _differences(reference, run):
     for k, v in configuration.differences(ours, theirs).items()
     if k not in MAY_DIFFER
   }
-  ours, theirs = (x.info.provenance['fingerprint'] for x in (reference, run))
-  if ours != theirs:
-    found['data'] = tuple(_data(x.info) for x in (reference, run))
+  ours, theirs = (_data(x.info) for x in (reference, run))
+  if ours[0] != theirs[0]:
+    found['data'] = (ours[1], theirs[1])
   return found
 
 
 def _data(info: data.DatasetInfo):
-  return f'{info.name} from {info.provenance["origin"]} {dict(info.splits)}'
+  """What identifies examples and vocabulary, and both in words."""
+  origin, vocabulary = info.provenance['origin'], {}
+  words = f'{info.name} from {origin} {dict(info.splits)}'
+  if 'tokenizer' in info.provenance:
+    vocabulary = info.provenance['tokenizer']
+    words += f', vocabulary of {vocabulary["pieces"]} pieces'
+    words += f' ({vocabulary["origin"]})'
+  return (info.provenance['fingerprint'], vocabulary.get('sha256')), words
 
 
 def _describe(reference, run):

@@ -141,21 +141,24 @@ def _run_law(subject, options, result):
     _EXAMPLES, options['seed'], off, lambda done, total: None
   )
   result.notes.extend(subject.problems(capture))
-  if capture.mask is not None or capture.about['non_finite_layers']:
+  tokens, mask = capture.hidden[0], capture.mask
+  if mask is None:
+    mask = np.ones(tokens.shape[:2], bool)
+  if capture.about['non_finite_layers'] or mask.sum(1).min() < 2:
     result.notes.append(
-      f'{subject.name} is left out of the law of depth: it has padded tokens or'
-      ' values that are not finite.'
+      f'{subject.name} is left out of the law of depth: it has values that are'
+      ' not finite, or an example of fewer than 2 tokens.'
     )
     return
   num_iters = model.num_iters if model.normalizer == 'sinkhorn' else 0
-  states = rank.collapse.propagate(
-    jax.device_get(subject.run.params['encoder']),
-    capture.hidden[0],
-    model.num_heads,
-    num_iters,
-    model.norm_position,
-  )
-  values = np.array([x.log10_residual() for x in states])
+  params = jax.device_get(subject.run.params['encoder'])
+  values = []
+  # One at a time: padded tokens are cut off.
+  for example, valid in zip(tokens, mask, strict=True):
+    states = rank.collapse.propagate(
+      params, example[valid], model.num_heads, num_iters, model.norm_position
+    )
+    values.append([x.log10_residual() for x in states])
   yield from tables.summary_rows(
     subject.about()
     | {
@@ -167,7 +170,7 @@ def _run_law(subject, options, result):
       'dtype': 'float64',
       'examples': _EXAMPLES,
     },
-    _law_statistics(values),
+    _law_statistics(np.array(values).T),
   )
 
 

@@ -15,18 +15,25 @@ two CPU cores), `:tiny` (2 layers of width 16, seconds; for tests).
   python -m launch.train --config=configs/mnist_sinkhorn.py:quick
 """
 
+from collections.abc import Sequence
+
 import ml_collections
 
 PRESETS = ('', 'quick', 'tiny')
 
 
-def get_config(preset: str = '') -> ml_collections.ConfigDict:
-  """The config, or one of its presets."""
-  if preset not in PRESETS:
+def check_preset(preset: str, presets: Sequence[str]) -> None:
+  """Refuses a preset that a config does not have."""
+  if preset not in presets:
     raise ValueError(
       f'preset {preset!r} is not known; use one of'
-      f' {", ".join(x for x in PRESETS if x)}, or none.'
+      f' {", ".join(x for x in presets if x)}, or none.'
     )
+
+
+def get_config(preset: str = '') -> ml_collections.ConfigDict:
+  """The config, or one of its presets."""
+  check_preset(preset, PRESETS)
   config = ml_collections.ConfigDict()
   config.seed = 0
   config.total_steps = 8_590  # 10 epochs of 859 steps.

@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import sys
+import time
 import traceback
 
 from absl import flags
@@ -17,9 +18,11 @@ import tqdm
 from sinkformer_jax import errors
 from sinkformer_jax import paths
 
+EXIT_DONE = 0
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_STOPPED = 75  # Stopped by a signal; the same command goes on.
+EXIT_INTERRUPTED = 130
 # The command line while it is parsed. Left alone, ml_collections looks at that
 # of the process as soon as a launcher is imported, whoever imports it.
 ARGV: list[str] = []
@@ -34,9 +37,9 @@ def run(
 ) -> None:
   """Parses flags, runs `main`, and exits with what it returns.
 
-  Exit codes: 0 done, 75 stopped by a signal and to be resumed, 1 an error that
-  the user can mend, 2 wrong flags, 130 killed by Ctrl-C; anything else is a
-  fault of the program and shows a traceback.
+  Exit codes: 0 done, 75 stopped by a signal and to be resumed, 1 an error (one
+  line if the user can mend it, a traceback if it is a fault of the program), 2
+  wrong flags, 130 killed by Ctrl-C.
 
   Args:
     main: the program; returns an exit code, None for 0.
@@ -48,22 +51,57 @@ def run(
     _parse(sys.argv if argv is None else argv, flag_values)
     _show_log()
     _keep_compiled_programs()
-    code = main()
+    code = main() or EXIT_DONE
   except errors.UserError as error:
-    _exit(EXIT_ERROR, error)
+    print_error(error)
+    code = EXIT_ERROR
   except OSError as error:
     # Of files that nothing more specific is known of: a full disk, a directory
     # that may not be read, a reader of the output that is gone.
-    _exit(EXIT_ERROR, error)
-  except (MemoryError, RuntimeError) as error:
-    exhausted = 'RESOURCE_EXHAUSTED' in str(error)
-    if not exhausted and not isinstance(error, MemoryError):
-      raise
-    advice = 'Smaller batches need less, and so do fewer layers and iterations'
-    _exit(EXIT_ERROR, f'out of memory: {error}. {advice}.')
+    print_error(error)
+    code = EXIT_ERROR
   except KeyboardInterrupt:
-    _exit(130, 'interrupted')
-  sys.exit(code or 0)
+    print_error('interrupted')
+    code = EXIT_INTERRUPTED
+  except Exception as error:
+    if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
+      print_error(
+        f'out of memory: {error}. Smaller batches need less, and so do fewer'
+        ' layers and iterations.'
+      )
+    else:
+      traceback.print_exc()
+    code = EXIT_ERROR
+  if code not in (EXIT_DONE, EXIT_STOPPED):
+    _leave_other_processes(code)
+  sys.exit(code)
+
+
+def print_error(message: object) -> None:
+  """Prints an error as one line."""
+  text = ' '.join(str(message).split())
+  if len(text) > _MOST_LETTERS:
+    half = _MOST_LETTERS // 2
+    text = f'{text[:half]} [...] {text[-half:]}'
+  print(f'error: {text}', file=sys.stderr)
+
+
+def _leave_other_processes(code):
+  """Exits at once if this is one of several processes of a run.
+
+  JAX would wait for the others to end as well; but they wait for this one, and
+  end when it is gone.
+  """
+  jax = sys.modules.get('jax')
+  if jax is None or not jax.distributed.is_initialized():
+    return
+  sys.stdout.flush()
+  sys.stderr.flush()
+  if jax.process_index() == 0:
+    # JAX aborts the others when it misses process 0. Those that know of an
+    # error have a moment to print it.
+    time.sleep(1)
+  os._exit(code)
 
 
 def _keep_compiled_programs():
@@ -204,9 +242,5 @@ class _AboveProgressBar(logging.Handler):
 
 
 def _exit(code, message):
-  text = ' '.join(str(message).split())
-  if len(text) > _MOST_LETTERS:
-    half = _MOST_LETTERS // 2
-    text = f'{text[:half]} [...] {text[-half:]}'
-  print(f'error: {text}', file=sys.stderr)
+  print_error(message)
   sys.exit(code)

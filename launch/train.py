@@ -2,7 +2,9 @@
 
 Any field of the config can be overridden, as in
 `--config.model.num_layers=12`. Start the same command again to go on after a
-stop. Exit codes: 0 finished, 75 stopped by a signal, 1 and 2 errors.
+stop. Exit codes: 0 finished, 75 stopped by a signal and to be resumed; all
+others are errors. With `--distributed` it is one of several processes, as in
+launch/run_tpu.sh and launch/slurm.sh.
 
 Several seeds of a small model can be trained at once, as runs of their own:
 `--vmap_seeds=0,1,2`. For many runs see `launch.sweep`.
@@ -17,6 +19,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from launch import cli
+from launch import distributed
 
 FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file(
@@ -43,6 +46,7 @@ _VMAP_SEEDS = flags.DEFINE_list(
   flag_values=FLAGS,
 )
 flags.mark_flag_as_required('config', FLAGS)
+distributed.define_flags(FLAGS)
 
 
 def load_config(
@@ -120,6 +124,7 @@ def main() -> int:
   from sinkformer_jax import configuration
   from sinkformer_jax import paths
   from sinkformer_jax import training
+  from sinkformer_jax.training import hosts
 
   config = _CONFIG.value
   configuration.check(config)
@@ -127,6 +132,7 @@ def main() -> int:
   if data_dir:
     # Recorded in full, so that the run can be evaluated from elsewhere.
     config.data.dir = str(paths.resolve(data_dir, 'config.data.dir'))
+  distributed.connect(FLAGS)
   seeds = parse_seeds(_VMAP_SEEDS.value, 'vmap_seeds')
   workdirs = _workdirs(config, seeds or [config.seed])
   if seeds:
@@ -135,9 +141,9 @@ def main() -> int:
     workdir = workdirs[config.seed]
     results = {config.seed: training.train_and_evaluate(config, workdir)}
   for seed, result in results.items():
-    if result is not None:
+    if result is not None and hosts.is_first():
       _print(config, workdirs[seed], result)
-  return cli.EXIT_STOPPED if None in results.values() else 0
+  return cli.EXIT_STOPPED if None in results.values() else cli.EXIT_DONE
 
 
 def _workdirs(config, seeds):

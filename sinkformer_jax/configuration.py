@@ -67,6 +67,16 @@ def _steps(value):
   return 'a tuple of steps, like (0, 100)'
 
 
+def _lengths(value):
+  if (
+    isinstance(value, tuple)
+    and all(_integer(1)(x) is None for x in value)
+    and all(a < b for a, b in itertools.pairwise(value))
+  ):
+    return None
+  return 'a tuple of rising lengths, like (48, 72), or ()'
+
+
 RULES: dict[str, Rule] = {
   'seed': _integer(0, below=2**32),
   'total_steps': _integer(1),
@@ -85,7 +95,6 @@ RULES: dict[str, Rule] = {
   'model.width': _integer(1, below=_MOST_UNITS),
   'model.num_heads': _integer(1, below=_MOST_UNITS),
   'model.ffn_dim': _integer(1, below=_MOST_UNITS),
-  'model.patch_size': _integer(1, below=_MOST_UNITS),
   'model.pooling': _one_of(models.POOLINGS),
   'model.normalizer': _one_of(attention.NORMALIZERS),
   'model.num_iters': _integer(0, below=_MOST_UNITS),
@@ -107,6 +116,28 @@ RULES: dict[str, Rule] = {
   'optimizer.epsilon': _number(0),
   'optimizer.weight_decay': _number(0),
   'optimizer.clip_norm': _number(0),
+}
+# Fields that only some models and data sets have.
+MODEL_RULES: dict[str, dict[str, Rule]] = {
+  'vit': {'model.patch_size': _integer(1, below=_MOST_UNITS)},
+  'text': {'model.positions': _one_of(models.POSITIONS)},
+}
+_TEXT_RULES: dict[str, Rule] = {
+  'data.max_length': _integer(1, below=_MOST_UNITS),
+  'data.bucket_lengths': _lengths,
+  'data.vocab_size': _integer(
+    256, below=_MOST_UNITS
+  ),  # Every byte has a piece.
+  'data.tokenizer': _text,
+}
+DATA_RULES: dict[str, dict[str, Rule]] = {
+  'ag_news': _TEXT_RULES,
+  'cats_vs_dogs': {
+    'data.image_size': _integer(1, below=_MOST_UNITS),
+    'data.augment': _boolean,
+  },
+  'imdb': _TEXT_RULES,
+  'mnist': {},
 }
 
 
@@ -153,17 +184,38 @@ def check(config: ml_collections.ConfigDict) -> None:
       ' ml_collections.ConfigDict.'
     )
   fields = flatten(config.to_dict())
-  for field in fields.keys() - RULES.keys():
-    raise errors.ConfigError(f'config.{field} is not a field that is known.')
-  for field, rule in RULES.items():
-    if field not in fields:
-      raise errors.ConfigError(f'config.{field} is missing.')
-    wanted = rule(fields[field])
-    if wanted:
-      raise errors.ConfigError(
-        f'config.{field}={fields[field]!r} must be {wanted}.'
-      )
+  for field in ('data.name', 'model.name'):
+    _check_field(fields, field, RULES[field])
+  reads = models.MODELS[config.model.name]
+  has = data.DATASETS[config.data.name].KIND
+  if reads != has:
+    raise errors.ConfigError(
+      f'config.model.name={config.model.name!r} is for {reads}s,'
+      f' config.data.name={config.data.name!r} has {has}s.'
+    )
+  names = f'model {config.model.name!r} on {config.data.name!r}'
+  rules = {
+    **RULES,
+    **MODEL_RULES[config.model.name],
+    **DATA_RULES[config.data.name],
+  }
+  for field in sorted(fields.keys() - rules.keys()):
+    raise errors.ConfigError(
+      f'config.{field} is not a field that is known of the {names}.'
+    )
+  for field, rule in rules.items():
+    _check_field(fields, field, rule)
   _check_combinations(config)
+
+
+def _check_field(fields, field, rule):
+  if field not in fields:
+    raise errors.ConfigError(f'config.{field} is missing.')
+  wanted = rule(fields[field])
+  if wanted:
+    raise errors.ConfigError(
+      f'config.{field}={fields[field]!r} must be {wanted}.'
+    )
 
 
 def _check_combinations(config):
@@ -174,11 +226,17 @@ def _check_combinations(config):
       f'config.model.num_heads={model.num_heads} does not divide'
       f' config.model.width={model.width}.'
     )
-  height, width, _ = dataset.INPUT_SHAPE
-  if height % model.patch_size or width % model.patch_size:
+  if dataset.KIND == 'image':
+    height, width, _ = dataset.input_shape(config.data)
+    if height % model.patch_size or width % model.patch_size:
+      raise errors.ConfigError(
+        f'config.model.patch_size={model.patch_size} does not divide the'
+        f' {height} x {width} images of {config.data.name}.'
+      )
+  elif config.data.bucket_lengths[-1:] >= (config.data.max_length,):
     raise errors.ConfigError(
-      f'config.model.patch_size={model.patch_size} does not divide the'
-      f' {height} x {width} images of {config.data.name}.'
+      f'config.data.bucket_lengths={config.data.bucket_lengths} must stay below'
+      f' config.data.max_length={config.data.max_length}.'
     )
   if model.deepnorm and model.norm_position != 'post':
     raise errors.ConfigError(

@@ -1,15 +1,18 @@
-"""Models: a Vision Transformer, and `create_model` from a config."""
+"""Models of images and texts, and `create_model` from a config."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from sinkformer_jax import attention
 from sinkformer_jax import encoder
 
-MODELS = ('vit',)
-POOLINGS = ('cls', 'mean')
+# What each model reads, see `KIND` of the data sets.
+MODELS = {'vit': 'image', 'text': 'text'}
+POOLINGS = ('cls', 'mean', 'max')
+POSITIONS = ('learned', 'sinusoidal')
 _EMBEDDING_INIT = nn.initializers.normal(stddev=1.0)
 
 
@@ -22,7 +25,7 @@ class VisionTransformer(nn.Module):
     patch_size: side of a patch, in pixels.
     width: width of a token.
     pooling: 'cls' reads a class token, put in front of the patches; 'mean'
-      averages over tokens and has no class token.
+      and 'max' are over patches, and there is no class token.
     dropout_rate: of the embedded tokens.
     dtype: of activations; the result is float32 at least.
   """
@@ -58,8 +61,7 @@ class VisionTransformer(nn.Module):
       ValueError: if the patches do not divide the image, or for an unknown
         pooling.
     """
-    if self.pooling not in POOLINGS:
-      raise ValueError(f'pooling must be of {POOLINGS}, got {self.pooling!r}.')
+    _check_pooling(self.pooling)
     x = split_patches(images.astype(self.dtype), self.patch_size)
     x = nn.Dense(
       self.width,
@@ -68,11 +70,7 @@ class VisionTransformer(nn.Module):
       name='patch_embedding',
     )(x)
     if self.pooling == 'cls':
-      cls = self.param('cls', _EMBEDDING_INIT, (1, 1, self.width))
-      cls = jnp.broadcast_to(cls, (len(x), 1, self.width)).astype(x.dtype)
-      x = jnp.concatenate([cls, x], axis=1)
-      if mask is not None:
-        mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
+      x, mask = _with_class_token(self, x, mask)
     positions = self.param('positions', _EMBEDDING_INIT, (1, *x.shape[1:]))
     x = x + positions.astype(x.dtype)
     x = nn.Dropout(self.dropout_rate, deterministic=deterministic)(x)
@@ -81,6 +79,125 @@ class VisionTransformer(nn.Module):
     )
     x = pool(x, mask, self.pooling)
     return nn.Dense(self.num_classes, name='head', dtype=x.dtype)(x)
+
+
+class TextClassifier(nn.Module):
+  """Text classifier over tokens, padding left out everywhere.
+
+  Attributes:
+    encoder: the encoder, unbound.
+    num_classes: number of classes.
+    vocab_size: tokens are below this.
+    max_length: largest number of tokens.
+    width: width of a token.
+    pooling: 'max' or 'mean' over valid tokens, or 'cls', which reads a class
+      token, put in front of the others.
+    positions: 'learned', or 'sinusoidal' (Vaswani et al. 2017).
+    dropout_rate: of the embedded tokens.
+    dtype: of activations; the result is float32 at least.
+  """
+
+  encoder: encoder.Encoder
+  num_classes: int
+  vocab_size: int
+  max_length: int
+  width: int
+  pooling: str = 'max'
+  positions: str = 'learned'
+  dropout_rate: float = 0.0
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: jax.Array,
+    mask: jax.Array | None = None,
+    deterministic: bool = True,
+    ablation: encoder.Ablation = encoder.Ablation(),
+  ) -> jax.Array:
+    """Classifies texts.
+
+    Args:
+      tokens: ``[batch, length]``, integers.
+      mask: ``[batch, length]``, True for valid tokens; None if all are. The
+        result does not depend on what is not valid, or on how much of it
+        there is.
+      deterministic: no dropout.
+      ablation: parts to switch off.
+
+    Returns:
+      Class scores ``[batch, num_classes]``.
+
+    Raises:
+      ValueError: for texts longer than `max_length`, or an unknown pooling or
+        kind of positions.
+    """
+    _check_pooling(self.pooling)
+    if self.positions not in POSITIONS:
+      raise ValueError(
+        f'positions must be one of {POSITIONS}, got {self.positions!r}.'
+      )
+    if tokens.shape[1] > self.max_length:
+      raise ValueError(
+        f'texts of {tokens.shape[1]} tokens are longer than'
+        f' max_length={self.max_length}.'
+      )
+    x = nn.Embed(
+      self.vocab_size,
+      self.width,
+      embedding_init=nn.initializers.normal(self.width**-0.5),
+      dtype=self.dtype,
+      name='token_embedding',
+    )(tokens)
+    # Kept small and scaled up to unit spread (Vaswani et al. 2017): an update
+    # then moves the embedding of a rare token by more than a trace.
+    x = x * jnp.sqrt(self.width).astype(x.dtype)
+    num_positions = self.max_length
+    if self.pooling == 'cls':
+      x, mask = _with_class_token(self, x, mask)
+      num_positions += 1
+    shape = (1, num_positions, self.width)
+    if self.positions == 'learned':
+      positions = self.param('position_embedding', _EMBEDDING_INIT, shape)
+    else:
+      positions = sinusoids(*shape[1:])[None]
+    x = x + positions[:, : x.shape[1]].astype(x.dtype)
+    x = nn.Dropout(self.dropout_rate, deterministic=deterministic)(x)
+    x = self.encoder(
+      x, mask=mask, deterministic=deterministic, ablation=ablation
+    )
+    x = pool(x, mask, self.pooling)
+    return nn.Dense(self.num_classes, name='head', dtype=x.dtype)(x)
+
+
+def sinusoids(length: int, width: int) -> np.ndarray:
+  """Fixed position embeddings (Vaswani et al. 2017), ``[length, width]``.
+
+  Even columns are sines and odd ones cosines of
+  ``position / 10000^(2 (column // 2) / width)``.
+  """
+  columns = np.arange(width)
+  rates = 10_000.0 ** (-2 * (columns // 2) / width)
+  angles = np.arange(length)[:, None] * rates
+  return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles)).astype(
+    np.float32
+  )
+
+
+def _check_pooling(pooling):
+  if pooling not in POOLINGS:
+    raise ValueError(f'pooling must be one of {POOLINGS}, got {pooling!r}.')
+
+
+def _with_class_token(module, x, mask):
+  """Puts a learned token, which is always valid, in front of the others."""
+  width = x.shape[-1]
+  cls = module.param('cls', _EMBEDDING_INIT, (1, 1, width))
+  cls = jnp.broadcast_to(cls, (len(x), 1, width)).astype(x.dtype)
+  x = jnp.concatenate([cls, x], axis=1)
+  if mask is not None:
+    mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
+  return x, mask
 
 
 def split_patches(images: jax.Array, patch_size: int) -> jax.Array:
@@ -114,14 +231,20 @@ def pool(x: jax.Array, mask: jax.Array | None, pooling: str) -> jax.Array:
   Args:
     x: ``[batch, length, width]``.
     mask: ``[batch, length]``, True for valid tokens; None if all are.
-    pooling: 'cls' (the first token) or 'mean'.
+    pooling: 'cls' (the first token), 'mean' or 'max'.
 
   Returns:
-    ``[batch, width]``, in float32 at least; 0 for the mean of no tokens.
+    ``[batch, width]``, in float32 at least; 0 for the mean or maximum of no
+    tokens.
   """
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   if pooling == 'cls':
     return x[:, 0]
+  if pooling == 'max':
+    if mask is None:
+      return x.max(1)
+    largest = jnp.where(mask[..., None], x, -jnp.inf).max(1)
+    return jnp.where(mask.any(1, keepdims=True), largest, 0)
   if mask is None:
     return x.mean(1)
   total = jnp.where(mask[..., None], x, 0).sum(1)
@@ -137,7 +260,8 @@ def create_model(
 
   Args:
     config: the section `config.model`.
-    info: a `data.DatasetInfo`, for the number of classes.
+    info: a `data.DatasetInfo`, for the number of classes and, of texts, the
+      vocabulary and the largest length.
     normalizer: a function ``(logits, mask) -> weights`` that takes the place
       of the one named in the config.
 
@@ -150,7 +274,7 @@ def create_model(
   """
   if config.name not in MODELS:
     raise ValueError(
-      f'model.name must be one of {MODELS}, got {config.name!r}.'
+      f'model.name must be one of {sorted(MODELS)}, got {config.name!r}.'
     )
   if normalizer is None:
     if config.normalizer not in attention.NORMALIZERS:
@@ -160,7 +284,7 @@ def create_model(
       )
     normalizer = attention.NORMALIZERS[config.normalizer](config.num_iters)
   dtype = jnp.dtype(config.dtype)
-  return VisionTransformer(
+  shared = dict(
     encoder=encoder.Encoder(
       num_layers=config.num_layers,
       num_heads=config.num_heads,
@@ -176,9 +300,16 @@ def create_model(
       remat=config.remat,
     ),
     num_classes=info.num_classes,
-    patch_size=config.patch_size,
     width=config.width,
     pooling=config.pooling,
     dropout_rate=config.dropout_rate,
     dtype=dtype,
+  )
+  if config.name == 'vit':
+    return VisionTransformer(patch_size=config.patch_size, **shared)
+  return TextClassifier(
+    vocab_size=info.vocab_size,
+    max_length=info.input_shape[0],
+    positions=config.positions,
+    **shared,
   )

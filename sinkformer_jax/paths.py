@@ -41,3 +41,14 @@ def cache_dir() -> pathlib.Path:
 def data_dir(given: str) -> str:
   """The directory of data sets: `given`, or else $SINKFORMER_DATA_DIR."""
   return given or os.environ.get('SINKFORMER_DATA_DIR', '')
+
+
+def write_whole(path: pathlib.Path, content: bytes) -> None:
+  """Writes a file whole or not at all, beside others who do the same."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+  try:
+    temporary.write_bytes(content)
+    temporary.replace(path)
+  finally:
+    temporary.unlink(missing_ok=True)

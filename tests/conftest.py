@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import tempfile
 
 # Compiled functions are kept between tests and the processes they start.
@@ -10,6 +11,7 @@ os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE.name
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['SINKFORMER_CACHE_DIR'] = f'{_CACHE.name}/sinkformer_jax'
 for name in ('SINKFORMER_DATA_DIR', 'TFDS_DATA_DIR'):
   os.environ.pop(name, None)
 
@@ -21,6 +23,16 @@ from configs import mnist_sinkhorn  # noqa: E402
 ROOT = pathlib.Path(__file__).parent.parent
 
 flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+  """Lets every connection fail."""
+
+  def refuse(*args, **kwargs):
+    raise AssertionError('the network was used')
+
+  monkeypatch.setattr(socket.socket, 'connect', refuse)
 
 
 @pytest.fixture

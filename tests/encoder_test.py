@@ -489,6 +489,7 @@ def test_layer_norm_and_its_gradient(dtype):
 
 
 # S12
+@pytest.mark.slow
 def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():
   def temp_bytes(num_layers, num_iters):
     model = encoder.Encoder(

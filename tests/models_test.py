@@ -1,10 +1,11 @@
-"""The Vision Transformer and its creation from a config."""
+"""The models and their creation from a config."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import ag_news_sinkhorn
 from configs import mnist_sinkhorn
 from configs import mnist_softmax
 from sinkformer_jax import data
@@ -12,6 +13,8 @@ from sinkformer_jax import encoder
 from sinkformer_jax import models
 
 INFO = data.DatasetInfo('mnist', 10, (28, 28, 1), {}, {})
+TEXT_INFO = data.DatasetInfo('ag_news', 4, (128,), {}, {}, vocab_size=16_000)
+TINY_INFO = data.DatasetInfo('ag_news', 4, (64,), {}, {}, vocab_size=50)
 
 
 def init(model, x, seed=0):
@@ -49,6 +52,138 @@ def test_parameter_counts(module, preset, count):
   assert sum(x.size for x in jax.tree.leaves(shapes)) == count
 
 
+@pytest.mark.parametrize(
+  ('pooling', 'positions', 'count'),
+  [
+    # 24 blocks as above 4,758,528, tokens 2,048,000, positions 16,384, last
+    # LayerNorm 256, head 516.
+    ('max', 'learned', 6_823_684),
+    ('mean', 'sinusoidal', 6_807_300),
+    # A class token and a position for it.
+    ('cls', 'learned', 6_823_940),
+  ],
+)
+def test_parameter_counts_of_text(pooling, positions, count):
+  config = ag_news_sinkhorn.get_config().model
+  config.update(pooling=pooling, positions=positions)
+  model = models.create_model(config, TEXT_INFO)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), TEXT_INFO.example())
+  assert sum(x.size for x in jax.tree.leaves(shapes)) == count
+
+
+def text_model(**changes):
+  config = ag_news_sinkhorn.get_config('tiny').model
+  config.update(changes)
+  model = models.create_model(config, TINY_INFO)
+  return model, init(model, TINY_INFO.example())
+
+
+def random_tokens(lengths, width, filler=0):
+  """Tokens and their mask, ``[len(lengths), width]``."""
+  rng = np.random.default_rng(0)
+  tokens = np.full((len(lengths), width), filler, np.int32)
+  for row, length in zip(tokens, lengths, strict=True):
+    row[:length] = rng.integers(1, 50, length)
+  return tokens, np.arange(width) < np.array(lengths)[:, None]
+
+
+@pytest.mark.parametrize(
+  ('changes', 'tolerance'),
+  [
+    (dict(normalizer='softmax', pooling='max'), 1e-5),
+    (dict(normalizer='sinkhorn', pooling='mean', num_layers=24), 1e-4),
+    (
+      dict(
+        normalizer='sinkhorn',
+        pooling='cls',
+        norm_position='post',
+        positions='sinusoidal',
+      ),
+      1e-5,
+    ),
+  ],
+  ids=['softmax-max', 'sinkhorn-mean-24', 'sinkhorn-cls-post'],
+)
+def test_padding_of_texts_changes_nothing(changes, tolerance):
+  model, params = text_model(**changes)
+  tokens, _ = random_tokens([9], 9)
+  alone = apply(model, params, tokens)
+  # Beside texts of other lengths, whatever fills it up.
+  others, mask = random_tokens([9, 64, 3], 64, filler=49)
+  result = apply(model, params, others, mask=mask)
+  np.testing.assert_allclose(result[0], alone[0], atol=tolerance)
+  assert np.abs(result[1] - result[0]).max() > 1e-2
+
+
+@pytest.mark.parametrize('normalizer', ['softmax', 'sinkhorn'])
+def test_padding_leaves_gradients_alone(normalizer):
+  model, params = text_model(pooling='max', normalizer=normalizer)
+  tokens, mask = random_tokens([9, 4, 12, 5], 16)
+
+  @jax.jit
+  def gradient(params, mask):
+    def loss(params):
+      logits = model.apply({'params': params}, tokens, mask=mask)
+      return jax.nn.log_softmax(logits)[:3, 0].sum()
+
+    return jax.grad(loss)(params)
+
+  expected = gradient(params, mask)
+  # A text without tokens, and whatever the embedding of padding holds.
+  empty = mask & (np.arange(4) < 3)[:, None]
+  for value in (0.0, 1e4, np.inf, np.nan):
+    table = params['token_embedding']['embedding'].at[0].set(value)
+    changed = {**params, 'token_embedding': {'embedding': table}}
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      gradient(changed, empty),
+      expected,
+    )
+
+
+def test_embedding_of_texts():
+  model, params = text_model(normalizer='softmax')
+  table = params['token_embedding']['embedding']
+  # Of unit spread once scaled, as the positions are.
+  assert np.std(4 * table) == pytest.approx(1, abs=0.1)
+  assert np.std(params['position_embedding']) == pytest.approx(1, abs=0.1)
+  tokens, _ = random_tokens([9], 9)
+  _, sown = jax.jit(
+    lambda p: model.apply({'params': p}, tokens, mutable=[encoder.CAPTURE])
+  )(params)
+  np.testing.assert_allclose(
+    sown[encoder.CAPTURE]['encoder']['embedding'],
+    4 * table[tokens] + params['position_embedding'][:, :9],
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize('positions', models.POSITIONS)
+def test_order_of_tokens_matters(positions):
+  model, params = text_model(
+    positions=positions, pooling='mean', normalizer='softmax'
+  )
+  tokens, _ = random_tokens([9], 9)
+  both = apply(model, params, np.concatenate([tokens, tokens[:, ::-1]]))
+  assert np.abs(both[0] - both[1]).max() > 1e-3
+
+
+def test_sinusoids():
+  table = models.sinusoids(7, 6)
+  for position in range(7):
+    for pair in range(3):
+      angle = position / 10_000 ** (2 * pair / 6)
+      expected = [np.sin(angle), np.cos(angle)]
+      actual = table[position, 2 * pair : 2 * pair + 2]
+      np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_texts_that_are_too_long_are_refused():
+  model, params = text_model()
+  with pytest.raises(ValueError, match='65 tokens are longer than max_length'):
+    model.apply({'params': params}, np.zeros((1, 65), np.int32))
+
+
 def test_split_patches_keeps_pixels_of_a_patch_together():
   x = np.arange(2 * 8 * 12 * 3).reshape(2, 8, 12, 3)
   patches = models.split_patches(jnp.asarray(x), 4)
@@ -83,6 +218,11 @@ def test_pool():
   np.testing.assert_allclose(mean[0], x[0, :2].mean(0), atol=1e-6)
   np.testing.assert_allclose(mean[1], x[1].mean(0), atol=1e-6)
   np.testing.assert_array_equal(mean[2], 0)
+  largest = models.pool(jnp.asarray(x), mask, 'max')
+  np.testing.assert_allclose(largest[0], x[0, :2].max(0), atol=1e-6)
+  np.testing.assert_allclose(largest[1], x[1].max(0), atol=1e-6)
+  np.testing.assert_array_equal(largest[2], 0)
+  np.testing.assert_allclose(models.pool(x, None, 'max'), x.max(1), atol=1e-6)
   np.testing.assert_allclose(models.pool(x, None, 'cls'), x[:, 0], atol=1e-6)
 
 

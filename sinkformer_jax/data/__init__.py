@@ -2,8 +2,12 @@
 
 import ml_collections
 
+from sinkformer_jax.data import ag_news
+from sinkformer_jax.data import cats_vs_dogs
+from sinkformer_jax.data import imdb
 from sinkformer_jax.data import mnist
 from sinkformer_jax.data.batching import eval_batches
+from sinkformer_jax.data.batching import model_inputs
 from sinkformer_jax.data.batching import steps_per_epoch
 from sinkformer_jax.data.batching import train_batch
 from sinkformer_jax.data.dataset import Dataset
@@ -15,13 +19,19 @@ __all__ = [
   'DatasetInfo',
   'eval_batches',
   'load',
+  'model_inputs',
   'steps_per_epoch',
   'train_batch',
 ]
 
-# What the names in a config mean: modules with `load`, `SOURCES` and
-# `INPUT_SHAPE`.
-DATASETS = {'mnist': mnist}
+# What the names in a config mean: modules with `load`, `SOURCES`, `KIND`
+# ('image' or 'text') and `input_shape`.
+DATASETS = {
+  'ag_news': ag_news,
+  'cats_vs_dogs': cats_vs_dogs,
+  'imdb': imdb,
+  'mnist': mnist,
+}
 
 
 def load(config: ml_collections.ConfigDict) -> Dataset:
@@ -29,7 +39,8 @@ def load(config: ml_collections.ConfigDict) -> Dataset:
 
   Args:
     config: the section `config.data`: `name`, `source` ('auto', 'files',
-      'tfds' or 'sample') and `dir` ('' if unset).
+      'tfds' or, for MNIST, 'sample'), `dir` ('' if unset), and what else the
+      set's `load` takes.
 
   Returns:
     The data set; `info.provenance` says where it came from.
@@ -37,4 +48,6 @@ def load(config: ml_collections.ConfigDict) -> Dataset:
   Raises:
     errors.DataError: if no source could be read; says what was tried.
   """
-  return DATASETS[config.name].load(config.source, config.dir)
+  fields = config.to_dict()
+  dataset = DATASETS[fields.pop('name')]
+  return dataset.load(fields.pop('source'), fields.pop('dir'), **fields)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 from typing import Any
@@ -18,12 +19,15 @@ class DatasetInfo:
   Attributes:
     name: name in configs.
     num_classes: number of classes.
-    input_shape: shape of one example, without a batch axis.
+    input_shape: shape of one example, without a batch axis; of a text, its
+      largest number of tokens.
     splits: number of examples of each split.
     provenance: where it came from, as it is written to `provenance.json`:
       ``source``, ``origin``, ``checksums``, ``fingerprint`` (of the splits'
       content), ``split_rule``, ``tried`` (sources that failed, and why) and
-      ``notice`` (to be shown with every result, or '').
+      ``notice`` (to be shown with every result, or ''). Of texts also
+      ``tokenizer``, of images ``unreadable``; see `text` and `images`.
+    vocab_size: number of different tokens of a text; None for images.
   """
 
   name: str
@@ -31,22 +35,36 @@ class DatasetInfo:
   input_shape: tuple[int, ...]
   splits: Mapping[str, int]
   provenance: Mapping[str, Any]
+  vocab_size: int | None = None
+
+  def example(self) -> np.ndarray:
+    """A batch of one example, all zeros, to make a model's parameters with."""
+    dtype = np.float32 if self.vocab_size is None else np.int32
+    return np.zeros((1, *self.input_shape), dtype)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-  """Arrays in memory.
+  """Arrays in memory, or mapped from a file.
 
   Attributes:
     info: what is known about them.
-    splits: 'train', 'validation' and 'test', each ``{'image', 'label'}`` with
-      examples along the first axis.
-    preprocess: turns the arrays of a batch into what the model takes.
+    splits: 'train', 'validation' and 'test', each ``{'image', 'label'}`` or
+      ``{'tokens', 'length', 'label'}`` with examples along the first axis.
+    preprocess: turns the arrays of a batch into what the model takes: 'label',
+      and 'image' or 'tokens' and 'mask'.
+    augment: ``(arrays, keys) -> arrays``, applied to batches of training
+      before `preprocess`; keys are ``[batch, 3]``, of seed, epoch and index.
+    bucket_lengths: lengths that batches of texts are padded to, rising.
+    tokenizer: a `tokenizer.Tokenizer` for texts; a run keeps a copy.
   """
 
   info: DatasetInfo
   splits: Mapping[str, Arrays]
   preprocess: Callable[[Arrays], Arrays]
+  augment: Callable[[Arrays, np.ndarray], Arrays] | None = None
+  bucket_lengths: tuple[int, ...] = ()
+  tokenizer: Any = None
 
 
 SPLIT_RULE = (
@@ -55,9 +73,14 @@ SPLIT_RULE = (
 )
 
 
-def digests(examples: np.ndarray) -> np.ndarray:
+def digests(examples: Sequence[np.ndarray | str]) -> np.ndarray:
   """SHA-256 of each example's bytes, ``[examples]`` of hex strings."""
-  return np.array([hashlib.sha256(x.tobytes()).hexdigest() for x in examples])
+
+  def digest(x):
+    content = x.encode() if isinstance(x, str) else x.tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+  return np.array([digest(x) for x in examples])
 
 
 def order_by_content(arrays: Arrays, key: str = 'image') -> Arrays:

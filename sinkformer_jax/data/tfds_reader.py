@@ -1,11 +1,11 @@
 """TensorFlow Datasets: preparing needs TensorFlow, reading does not."""
 
+from collections.abc import Sequence
 import importlib.util
 import os
 import pathlib
 import shutil
-
-import numpy as np
+from typing import Any
 
 from sinkformer_jax import errors
 from sinkformer_jax import paths
@@ -31,14 +31,58 @@ def is_prepared(name: str, data_dir: pathlib.Path) -> bool:
   """
   return any(
     '"array_record"' in path.read_text(errors='replace')
-    for path in data_dir.glob(f'{name}/*/dataset_info.json')
+    for path in (data_dir / name).rglob('dataset_info.json')
+  )
+
+
+def open_split(
+  name: str,
+  data_dir: pathlib.Path,
+  split: str,
+  encoded: tuple[str, ...] = (),
+) -> Sequence[dict[str, Any]]:
+  """Opens a split of a prepared set. Never uses the network.
+
+  Args:
+    name: name of the set in TFDS.
+    data_dir: directory of prepared sets.
+    split: name of the split.
+    encoded: fields of images that are to stay as they are in their files.
+
+  Returns:
+    Its examples, read when they are asked for.
+
+  Raises:
+    errors.DataError: if the set cannot be opened.
+  """
+  import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
+
+  decoders = {field: tfds.decode.SkipDecoding() for field in encoded}
+  try:
+    return tfds.data_source(
+      name,
+      data_dir=str(data_dir),
+      split=split,
+      download=False,
+      # An empty dict would mean something else to TFDS.
+      decoders=decoders or None,
+    )
+  except Exception as error:
+    raise _unreadable(name, data_dir, error) from error
+
+
+def _unreadable(name, data_dir, error):
+  return errors.DataError(
+    f'the prepared set {name!r} in {data_dir} cannot be read'
+    f' ({type(error).__name__}: {error}); delete {data_dir / name} and prepare'
+    ' it anew with python -m launch.prepare_data.'
   )
 
 
 def read(
   name: str, data_dir: pathlib.Path, split: str, fields: tuple[str, ...]
-) -> dict[str, np.ndarray]:
-  """Reads a split of a prepared set into arrays. Never uses the network.
+) -> list[list]:
+  """Reads a split of a prepared set into lists.
 
   Args:
     name: name of the set in TFDS.
@@ -47,28 +91,33 @@ def read(
     fields: names of the fields to read.
 
   Returns:
-    ``{field: [examples, ...]}``.
+    For each field the values of all examples.
 
   Raises:
     errors.DataError: if the set cannot be read.
   """
-  import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
-
+  examples = open_split(name, data_dir, split)
   try:
-    source = tfds.data_source(
-      name, data_dir=str(data_dir), split=split, download=False
-    )
-    columns = {field: [] for field in fields}
-    for example in source:
-      for field in fields:
-        columns[field].append(example[field])
-    return {field: np.stack(x) for field, x in columns.items()}
+    return columns(examples, fields)
   except Exception as error:
-    raise errors.DataError(
-      f'the prepared set {name!r} in {data_dir} cannot be read'
-      f' ({type(error).__name__}: {error}); delete {data_dir / name} and'
-      ' prepare it anew with python -m launch.prepare_data.'
-    ) from error
+    raise _unreadable(name, data_dir, error) from error
+
+
+def columns(
+  examples: Sequence[dict[str, Any]], fields: tuple[str, ...]
+) -> list[list]:
+  """For each field the values of all examples of an opened split."""
+  values = [[] for _ in fields]
+  for i in range(len(examples)):
+    example = examples[i]
+    for column, field in zip(values, fields, strict=True):
+      column.append(example[field])
+  return values
+
+
+def as_text(value: bytes | str) -> str:
+  """A value of a text field: TFDS gives bytes, which it has made of text."""
+  return value.decode() if isinstance(value, bytes) else value
 
 
 def prepare(
@@ -96,7 +145,7 @@ def prepare(
       'preparing a TFDS set needs TensorFlow: pip install -r'
       ' requirements-data.txt'
     )
-  if any(data_dir.glob(f'{name}/*/dataset_info.json')):
+  if any((data_dir / name).rglob('dataset_info.json')):
     raise errors.DataError(
       f'{data_dir / name} holds the set in another format than array_record,'
       ' or damaged: delete it, or prepare the set elsewhere with python -m'

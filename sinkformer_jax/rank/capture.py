@@ -361,15 +361,14 @@ def _chunks(
 ):
   residuals.check_name(dtype, DTYPES, 'dtype')
   dataset = data.load(run.config.data) if dataset is None else dataset
-  _check_dataset(run, dataset)
+  training.check_dataset(run, dataset)
   examples = _choose(run.info, split, num_examples, seed)
   if chunk_size < 1:
     raise errors.UserError(f'chunk_size={chunk_size} must be at least 1.')
   # All at once: texts are padded to the longest among them.
   arrays = dataset.splits[split]
   batch = dataset.preprocess({name: x[examples] for name, x in arrays.items()})
-  inputs = batch['tokens'] if 'tokens' in batch else batch['image']
-  mask = batch.get('mask')
+  inputs, mask = data.model_inputs(batch)
   model = _with_dtype(run.model, dtype)
   about = _about(run, split, seed, ablation, dtype)
 
@@ -446,16 +445,6 @@ def _choose(info, split, num_examples, seed):
       f' the {split} split of {info.name}.'
     )
   return np.random.default_rng(seed).permutation(there)[:num_examples]
-
-
-def _check_dataset(run, dataset):
-  ours, theirs = (x.provenance for x in (run.info, dataset.info))
-  if ours['fingerprint'] != theirs['fingerprint']:
-    raise errors.RunError(
-      f'{run.workdir} was trained on {ours["origin"]} {dict(run.info.splits)},'
-      f' not on {theirs["origin"]} {dict(dataset.info.splits)}. Say where that'
-      ' data is with --data_dir=DIR or $SINKFORMER_DATA_DIR.'
-    )
 
 
 def _token_mask(mask, places, num_tokens):

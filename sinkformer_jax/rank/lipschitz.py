@@ -93,6 +93,13 @@ def attention_lipschitz(
   return JacobianNorm(value, residual, residual <= tolerance, int(steps))
 
 
+def layer_norm(x: np.ndarray, norm_params: Mapping) -> np.ndarray:
+  """The LayerNorm with these parameters of ``[..., width]``, in float64."""
+  with jax.enable_x64(True):
+    norm = encoder.LayerNorm(dtype=np.float64)
+    return np.asarray(norm.apply({'params': norm_params}, x))
+
+
 @functools.partial(jax.jit, static_argnums=(7, 8))
 def _attention_lipschitz(
   params,

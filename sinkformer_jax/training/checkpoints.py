@@ -67,6 +67,9 @@ class Checkpoints:
       )
     context = ocp.Context()
     context.pytree_options.loading.partial_load = True
+    # Devices save slices of an array that all of them have; a small one is not
+    # worth the program that cuts it.
+    context.array_options.saving.min_slice_bytes_for_replica_parallel = 2**20
     try:
       self._checkpointer = ocp.training.Checkpointer(
         self.directory,
@@ -112,6 +115,8 @@ class Checkpoints:
         step, state, force=True, custom_metadata=checksums
       ):
         raise RuntimeError('Orbax did not save it')
+    except jax.errors.JaxRuntimeError:
+      raise  # Of devices or other processes, not of the disk.
     except Exception as error:
       raise errors.RunError(
         f'checkpoint {step} could not be written to {self.directory}'
@@ -141,6 +146,8 @@ class Checkpoints:
       )
     try:
       return self._load(abstract_state, step)
+    except jax.errors.JaxRuntimeError:
+      raise
     except Exception as error:
       others = [x for x in steps if x != step]
       raise errors.RunError(
@@ -170,6 +177,8 @@ class Checkpoints:
       state, problem = None, ''
       try:
         state = self._load(abstract_state, step)
+      except jax.errors.JaxRuntimeError:
+        raise
       except Exception as error:
         problem = _brief(error)
       # All processes go on from the same step.

@@ -21,6 +21,7 @@ from sinkformer_jax import models
 from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import hosts
 from sinkformer_jax.training import interruption
 from sinkformer_jax.training import metrics as metrics_lib
 from sinkformer_jax.training import optimizer
@@ -39,6 +40,9 @@ def train_and_evaluate(
   A resumed run sees the batches and random keys that an uninterrupted one
   would have seen; on CPU its parameters are equal bit for bit.
 
+  Several processes, connected by `jax.distributed`, all call this with the
+  same config and a directory that all of them see.
+
   Args:
     config: a whole config.
     workdir: the run directory; made if it is not there. SIGTERM and Ctrl-C
@@ -49,15 +53,14 @@ def train_and_evaluate(
     end. A finished run is returned as it is; nothing is changed.
 
   Raises:
-    errors.UserError: for a config, data or directory that cannot be used, and
-      for a loss or gradient that is not finite.
+    errors.UserError: for a config, data or directory that cannot be used, for
+      a loss or gradient that is not finite, and where another process is lost.
   """
   configuration.check(config)
   workdir = paths.resolve(workdir, 'workdir')
-  with workdir_lib.claim(workdir, config):
-    result = workdir_lib.finished_result(workdir)
-    if result is not None:
-      return result
+  with hosts.lost_peers_are_named(), workdir_lib.claim(workdir, config):
+    if hosts.from_first((workdir / 'result.json').exists()):
+      return workdir_lib.finished_result(workdir)
     # Data first: while it is loaded or downloaded, signals end the process.
     training = Training(config, workdir)
     with (
@@ -110,7 +113,16 @@ class Training:
     self.mesh = sharding.create_mesh()
     for field in ('batch_size', 'eval_batch_size'):
       sharding.check_batch_size(self.mesh, f'config.{field}', config[field])
-    self.dataset = other.dataset if other else data.load(config.data)
+    if other:
+      self.dataset = other.dataset
+    else:
+      with hosts.first_then_others():
+        # What has to be downloaded or prepared is, once.
+        self.dataset = data.load(workdir_lib.data_config(config, workdir))
+      about = self.dataset.info.provenance
+      tokenizer = about.get('tokenizer', {}).get('sha256')
+      name = f'data ({about["origin"]})'
+      hosts.check_same({name: (about['fingerprint'], tokenizer)})
     self.steps_per_epoch = data.steps_per_epoch(self.dataset, config.batch_size)
     self.model = models.create_model(config.model, self.dataset.info)
     tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
@@ -142,6 +154,7 @@ class Training:
       See `train_and_evaluate`.
     """
     config = self.config
+    workdir_lib.check_data(self.workdir, self.dataset.info)
     with checkpoints.Checkpoints(
       self.workdir,
       keep=config.checkpoint.keep,
@@ -149,7 +162,8 @@ class Training:
       writable=True,
     ) as saved:
       position = self._start(saved)
-      workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
+      with hosts.first_then_others():
+        workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
       with (
         metrics_lib.MetricWriter(self.workdir, position.step) as writer,
         metrics_lib.Progress(
@@ -170,7 +184,7 @@ class Training:
 
   def _start(self, saved):
     """The newest good checkpoint, or a fresh state, saved as step 0."""
-    if saved.steps:
+    if hosts.from_first(len(saved.steps)):
       abstract = checkpoints.abstract(
         jax.eval_shape(self.create_state, self.seed),
         sharding.replicated(self.mesh),
@@ -189,6 +203,7 @@ class Training:
       self.steps_per_epoch,
     )
     workdir_lib.write_json(self.workdir / 'config.json', self.config.to_dict())
+    workdir_lib.save_tokenizer(self.workdir, self.dataset)
     saved.save(0, state)
     return _Position(0, state)
 
@@ -201,12 +216,14 @@ class Training:
       self._validate(position, writer)
     saved.best = _best_step(writer, saved.steps)
     pending, clock = None, (position.step, time.monotonic())
-    while position.step < config.total_steps and not self.stop.requested:
-      batch = jax.device_put(
+    rows = sharding.own_rows(self.mesh, config.batch_size)
+    while not self.stop.check() and position.step < config.total_steps:
+      batch = sharding.put_batch(
+        self.mesh,
+        config.batch_size,
         data.train_batch(
-          self.dataset, position.step, config.batch_size, config.seed
+          self.dataset, position.step, config.batch_size, config.seed, rows
         ),
-        sharding.split_batch(self.mesh),
       )
       answer = yield position.state, batch, self.seed
       if answer is None:
@@ -308,19 +325,18 @@ class Training:
       self.dataset,
       split,
       self.config.eval_batch_size,
-      sharding.split_batch(self.mesh),
-      lambda: self.stop.requested,
+      self.mesh,
+      self.stop.check,
     )
 
   def _validate(self, position, writer):
-    """Evaluates and logs, unless that is logged; None if a signal came."""
-    for line in writer.lines:
-      if line['step'] == position.step and 'validation/loss' in line:
-        return {
-          name.removeprefix('validation/'): value
-          for name, value in line.items()
-          if name != 'step'
-        }
+    """Evaluates and logs, unless that is logged; None if a signal came.
+
+    What is logged already is known to the first process alone.
+    """
+    logged = writer.validation(position.step)
+    if hosts.from_first(logged is not None):
+      return logged
     result = self._evaluate(position, 'validation')
     if result is not None:
       writer.write(
@@ -338,8 +354,10 @@ class Training:
   def _finish(self, position, saved, writer):
     """Final numbers, from the last parameters; None if a signal came."""
     validation = self._validate(position, writer)
-    test = validation and self._evaluate(position, 'test')
-    if not test:
+    if self.stop.requested:
+      return None
+    test = self._evaluate(position, 'test')
+    if test is None:
       return None
     result = {
       'step': position.step,
@@ -351,7 +369,10 @@ class Training:
       'data': self.dataset.info.provenance['origin'],
       'notice': self.dataset.info.provenance['notice'],
     }
-    workdir_lib.write_json(self.workdir / 'result.json', result)
+    path = self.workdir / 'result.json'
+    with hosts.first_then_others():
+      workdir_lib.write_json(path, result)
+      result = workdir_lib.read_json(path)
     evaluation.warn_of_columns(self.config.model.normalizer, test)
     return result
 
@@ -372,13 +393,17 @@ def _check_memory(state):
 
 
 def _best_step(writer, steps):
-  """The one of `steps` with the lowest validation loss; None without any."""
+  """The one of `steps` with the lowest validation loss; None without any.
+
+  The first process has the log, and says so to the others.
+  """
   losses = {
     x['step']: x['validation/loss']
     for x in writer.lines
     if x['step'] in steps and 'validation/loss' in x
   }
-  return min(losses, key=losses.get, default=None)
+  best = hosts.from_first(min(losses, key=losses.get, default=-1))
+  return None if best < 0 else best
 
 
 def _elapsed_s(writer):

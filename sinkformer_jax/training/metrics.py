@@ -15,6 +15,7 @@ from tensorboardX.proto import event_pb2
 import tqdm
 
 from sinkformer_jax import errors
+from sinkformer_jax.training import hosts
 from sinkformer_jax.training import workdir as workdir_lib
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,15 @@ class MetricWriter:
   """Writes one JSON object a logged step, and the numbers to TensorBoard.
 
   A context manager. Lines of steps beyond `last_step`, which an interrupted
-  start has left behind and this one will write again, are dropped.
+  start has left behind and this one will write again, are dropped. Only the
+  first of several processes reads and writes.
   """
 
   def __init__(self, workdir: pathlib.Path, last_step: int):
+    self.lines = []
+    self._writes = hosts.is_first()
+    if not self._writes:
+      return
     self._path = workdir / 'metrics.jsonl'
     self.lines = [x for x in read_metrics(workdir) if x['step'] <= last_step]
     workdir_lib.write_text(self._path, ''.join(map(_to_line, self.lines)))
@@ -40,6 +46,8 @@ class MetricWriter:
     return self
 
   def __exit__(self, *exception):
+    if not self._writes:
+      return
     with workdir_lib.writing(self._path):
       self._file.close()
     if self._events:
@@ -48,6 +56,8 @@ class MetricWriter:
 
   def write(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Writes numbers, or lists of numbers (one a layer), of a step."""
+    if not self._writes:
+      return
     line = {'step': step, **metrics}
     self.lines.append(line)
     with workdir_lib.writing(self._path):
@@ -71,6 +81,17 @@ class MetricWriter:
     self._events = event_file_writer.EventsWriter(str(self._folder / 'events'))
     purge = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     self._write_event(self._first_step, session_log=purge)
+
+  def validation(self, step: int) -> dict[str, Any] | None:
+    """The validation that has been written for a step."""
+    for line in self.lines:
+      if line['step'] == step and 'validation/loss' in line:
+        return {
+          name.removeprefix('validation/'): value
+          for name, value in line.items()
+          if name != 'step'
+        }
+    return None
 
   def _write_event(self, step, **content):
     event = event_pb2.Event(wall_time=time.time(), step=step, **content)
@@ -129,7 +150,7 @@ class Progress:
       initial=first_step,
       unit='step',
       desc=label,
-      disable=not sys.stderr.isatty(),
+      disable=not sys.stderr.isatty() or not hosts.is_first(),
       dynamic_ncols=True,
     )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import ml_collections
 
 from sinkformer_jax import attention
@@ -17,6 +16,7 @@ from sinkformer_jax import models
 from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import hosts
 from sinkformer_jax.training import sharding
 from sinkformer_jax.training import steps
 from sinkformer_jax.training import workdir as workdir_lib
@@ -28,7 +28,8 @@ class Run:
 
   Attributes:
     workdir: its directory.
-    config: the config it was trained with.
+    config: the config it was trained with; of texts, with the path of the
+      run's own tokenizer.
     info: its data set.
     model: its model.
     params: parameters at `step`, on every device.
@@ -67,10 +68,10 @@ def load_run(
   workdir_lib.say_filled_in(workdir, filled_in)
   config = ml_collections.ConfigDict(fields)
   info = workdir_lib.read_info(workdir)
-  example = jnp.zeros((1, *info.input_shape))
+  workdir_lib.use_own_tokenizer(config, workdir, info)
   try:
     model = models.create_model(config.model, info, normalizer)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), example)['params']
+    shapes = jax.eval_shape(model.init, jax.random.key(0), info.example())
   except (ValueError, AttributeError, TypeError) as error:
     raise errors.RunError(
       f'{workdir}: the model of its config.json cannot be made: {error} A run'
@@ -79,10 +80,26 @@ def load_run(
     ) from error
   with checkpoints.Checkpoints(workdir) as saved:
     everywhere = sharding.replicated(sharding.create_mesh())
-    abstract = checkpoints.abstract(shapes, everywhere)
+    abstract = checkpoints.abstract(shapes['params'], everywhere)
     params = saved.restore({'params': abstract}, step)['params']
     step = saved.steps[-1] if step is None else step
   return Run(workdir, config, info, model, params, step)
+
+
+def check_dataset(run: Run, dataset: data.Dataset) -> None:
+  """Refuses data that a run was not trained on.
+
+  Raises:
+    errors.RunError: if the examples or the tokenizer are others.
+  """
+  ours, theirs = (x.provenance for x in (run.info, dataset.info))
+  if ours['fingerprint'] != theirs['fingerprint']:
+    raise errors.RunError(
+      f'{run.workdir} was trained on {ours["origin"]} {dict(run.info.splits)},'
+      f' not on {theirs["origin"]} {dict(dataset.info.splits)}. Say where that'
+      ' data is with --data_dir=DIR or $SINKFORMER_DATA_DIR.'
+    )
+  workdir_lib.check_tokenizer(run.workdir, ours, theirs)
 
 
 def evaluate_run(
@@ -103,22 +120,17 @@ def evaluate_run(
     errors.RunError: if `dataset` is not the data of the run.
     errors.ConfigError: if the devices do not divide the batch.
   """
-  ours, theirs = (x.provenance for x in (run.info, dataset.info))
-  if ours['fingerprint'] != theirs['fingerprint']:
-    raise errors.RunError(
-      f'{run.workdir} was trained on {ours["origin"]} {dict(run.info.splits)},'
-      f' not on {theirs["origin"]} {dict(dataset.info.splits)}. Say where that'
-      ' data is with --data_dir=DIR or $SINKFORMER_DATA_DIR.'
-    )
+  check_dataset(run, dataset)
   mesh = sharding.create_mesh()
   sharding.check_batch_size(mesh, 'batch_size', batch_size)
-  result = evaluation.evaluate(
-    steps.make_eval_step(run.model, mesh),
-    run.params,
-    dataset,
-    split,
-    batch_size,
-    sharding.split_batch(mesh),
-  )
+  with hosts.lost_peers_are_named():
+    result = evaluation.evaluate(
+      steps.make_eval_step(run.model, mesh),
+      run.params,
+      dataset,
+      split,
+      batch_size,
+      mesh,
+    )
   evaluation.warn_of_columns(run.config.model.normalizer, result)
   return result

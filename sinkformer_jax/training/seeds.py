@@ -58,11 +58,20 @@ def train_seeds(
       if results[seed] is None:
         first = next(iter(trainings.values()), None)
         trainings[seed] = loop.Training(own, workdir, other=first)
+        _check_lengths(trainings[seed].dataset)
         trainings[seed].label = f'seed {seed}  '
     with interruption.StopSignal() as stop:
       for training in trainings.values():
         training.stop = stop
       return {**results, **_run(trainings, stop)}
+
+
+def _check_lengths(dataset):
+  if len(dataset.bucket_lengths) > 1:
+    raise errors.ConfigError(
+      'several seeds are trained at once on batches of one length: add'
+      ' --config.data.bucket_lengths="()", or train each seed by itself.'
+    )
 
 
 def _run(trainings, stop):
@@ -88,7 +97,7 @@ def _run(trainings, stop):
         except errors.UserError as error:
           logger.error('seed %d has failed: %s', seed, error)
           failures[seed] = error
-      if stop.requested or not requests:
+      if stop.check() or not requests:
         # Those that wait for a step do not get it: all stop alike.
         answers = dict.fromkeys(requests)
       else:

@@ -38,8 +38,7 @@ def create_state(
   seed: int | jax.Array,
 ) -> TrainState:
   """Fresh state. Parameters depend on the seed, not on the normalizer."""
-  example = jnp.zeros((1, *info.input_shape))
-  params = model.init(jax.random.key(seed), example)['params']
+  params = model.init(jax.random.key(seed), info.example())['params']
   return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
 
 
@@ -63,14 +62,18 @@ def make_train_step(
     one compiled program. Metrics are numbers, and for each layer ``row_error``,
     ``column_error`` and ``hidden_rms``.
   """
+  model = sharding.on_each_device(model, mesh)
 
   def train_step(state, batch, seed):
     rngs = {'dropout': jax.random.fold_in(jax.random.key(seed), state.step)}
 
+    inputs, mask = data.model_inputs(batch)
+
     def loss_fn(params):
       logits, sown = model.apply(
         {'params': params},
-        batch['image'],
+        inputs,
+        mask=mask,
         deterministic=False,
         rngs=rngs,
         mutable=[attention.MONITOR],
@@ -104,16 +107,21 @@ def make_eval_step(
   """Builds the jitted evaluation step.
 
   Returns:
-    ``(params, batch) -> metrics``: for each example ``loss`` and ``correct``,
-    for each layer ``row_error``, ``column_error`` and ``hidden_rms``.
+    ``(params, batch) -> metrics``: for each example ``loss``, ``correct`` and
+    the batch's ``_mask``, for each layer ``row_error``, ``column_error`` and
+    ``hidden_rms``.
   """
+  model = sharding.on_each_device(model, mesh)
 
   def eval_step(params, batch):
+    inputs, mask = data.model_inputs(batch)
     logits, sown = model.apply(
-      {'params': params}, batch['image'], mutable=[attention.MONITOR]
+      {'params': params}, inputs, mask=mask, mutable=[attention.MONITOR]
     )
     loss, correct = _score(logits, batch['label'])
-    return {'loss': loss, 'correct': correct, **monitored(sown)}
+    # The mask goes along: each process has that of its own rows alone.
+    scores = {'loss': loss, 'correct': correct, '_mask': batch['_mask']}
+    return {**scores, **monitored(sown)}
 
   return jax.jit(eval_step, out_shardings=sharding.replicated(mesh))
 

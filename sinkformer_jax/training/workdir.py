@@ -4,11 +4,13 @@ from collections.abc import Mapping
 import contextlib
 import datetime
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import logging
 import pathlib
 import platform
+import secrets
 import subprocess
 import sys
 from typing import Any
@@ -19,13 +21,25 @@ import ml_collections
 from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import errors
+from sinkformer_jax import paths
+from sinkformer_jax.training import hosts
 
 logger = logging.getLogger(__name__)
 
-# Where the data lies may differ between machines; that it is the same data is
-# checked by its fingerprint.
-MAY_DIFFER = ('data.dir', 'data.source')
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+# Where the data lies may differ between machines; that it is the same data, and
+# the same tokenizer, is checked by its content.
+MAY_DIFFER = ('data.dir', 'data.source', 'data.tokenizer')
+_PACKAGES = (
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'orbax-checkpoint',
+  'numpy',
+  'pillow',
+  'sentencepiece',
+  'tokenizers',
+)
 
 
 @contextlib.contextmanager
@@ -45,7 +59,9 @@ def writing(path: pathlib.Path):
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file whole or not at all."""
+  """Writes a file whole or not at all; the first process alone does."""
+  if not hosts.is_first():
+    return
   temporary = path.with_name(path.name + '.tmp')
   with writing(path):
     temporary.write_text(text)
@@ -53,7 +69,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  """Writes a JSON file whole or not at all."""
+  """Writes a JSON file whole or not at all; the first process alone does."""
   write_text(path, json.dumps(content, indent=2, allow_nan=False) + '\n')
 
 
@@ -85,13 +101,37 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
   """Makes the directory this run's, for as long as the context lasts.
 
+  Several processes of one run claim it together.
+
   Raises:
-    errors.RunError: if it cannot be written, is in use by another process, or
-      belongs to a run with another config.
+    errors.RunError: if it cannot be written, is in use by another process,
+      belongs to a run with another config, or is not the same directory for
+      all processes of this one.
   """
+  fields = configuration.flatten(config.to_dict())
+  hosts.check_same(
+    {f'config.{k}': v for k, v in fields.items() if k not in MAY_DIFFER}
+  )
+  start = hosts.from_first(secrets.randbits(31))
+  with contextlib.ExitStack() as held:
+    with hosts.first_then_others():
+      if hosts.is_first():
+        held.enter_context(_lock(workdir, start))
+      elif not _has_lock_of(workdir, start):
+        raise errors.RunError(
+          f'workdir {workdir} is not the directory that process 0 writes to.'
+          ' Give all processes the same --workdir, on a disk that they share.'
+        )
+      check_config(workdir, config)
+    yield
+
+
+@contextlib.contextmanager
+def _lock(workdir, start):
+  path = workdir / '.lock'
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    lock = (workdir / '.lock').open('w')
+    lock = path.open('a')
   except OSError as error:
     raise errors.RunError(
       f'workdir {workdir} cannot be used: {error.strerror}. Choose another with'
@@ -104,8 +144,19 @@ def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
       raise errors.RunError(
         f'workdir {workdir} is in use by another process.'
       ) from error
-    check_config(workdir, config)
+    with writing(path):
+      path.write_text(str(start))
     yield
+
+
+def _has_lock_of(workdir, start):
+  path = workdir / '.lock'
+  return path.is_file() and path.read_text() == str(start)
+
+
+def _has_checkpoints(workdir):
+  saved = (workdir / 'checkpoints').glob('*')
+  return any(x.name.isdigit() for x in saved)
 
 
 def check_config(
@@ -116,9 +167,8 @@ def check_config(
   Raises:
     errors.RunError: names the fields.
   """
-  saved = (workdir / 'checkpoints').glob('*')
   has_result = (workdir / 'result.json').exists()
-  if not has_result and not any(x.name.isdigit() for x in saved):
+  if not has_result and not _has_checkpoints(workdir):
     # Nothing depends on the config yet.
     return
   say_filled_in(workdir, read_config(workdir)[1])
@@ -132,6 +182,23 @@ def check_config(
       f'{workdir} belongs to a run with another config: {listed}. Choose'
       ' another --workdir, or the config of that run.'
     )
+
+
+def check_data(workdir: pathlib.Path, info: data.DatasetInfo) -> None:
+  """Refuses data that is not what the run began with, if it has begun.
+
+  Raises:
+    errors.RunError: if the examples or the tokenizer are others.
+  """
+  if not (workdir / 'provenance.json').exists():
+    return
+  old, new = _read_provenance(workdir)['data'], info.provenance
+  if old['fingerprint'] != new['fingerprint']:
+    raise errors.RunError(
+      f'{workdir} was trained on other data: {old["origin"]}, not'
+      f' {new["origin"]}. Choose another --workdir, or that data.'
+    )
+  check_tokenizer(workdir, old, new)
 
 
 def changed_fields(
@@ -192,28 +259,17 @@ def finished_result(workdir: pathlib.Path) -> dict[str, Any] | None:
 def record_start(
   workdir: pathlib.Path, info: data.DatasetInfo, step: int
 ) -> None:
-  """Adds this start to `provenance.json`.
-
-  Raises:
-    errors.RunError: if the run began with other data.
-  """
+  """Adds this start to `provenance.json`."""
   path = workdir / 'provenance.json'
   dataset = {
     'name': info.name,
     'num_classes': info.num_classes,
     'input_shape': list(info.input_shape),
+    'vocab_size': info.vocab_size,
     'splits': dict(info.splits),
     **info.provenance,
   }
-  starts = []
-  if path.exists():
-    old = _read_provenance(workdir)
-    if old['data']['fingerprint'] != dataset['fingerprint']:
-      raise errors.RunError(
-        f'{workdir} was trained on other data: {old["data"]["origin"]}, not'
-        f' {dataset["origin"]}. Choose another --workdir, or that data.'
-      )
-    starts = old['starts']
+  starts = _read_provenance(workdir)['starts'] if path.exists() else []
   start = {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'step': step,
@@ -223,6 +279,7 @@ def record_start(
     'versions': {x: importlib.metadata.version(x) for x in _PACKAGES},
     'platform': jax.default_backend(),
     'devices': [x.device_kind for x in jax.devices()],
+    'processes': jax.process_count(),
   }
   _, filled_in = read_config(workdir)
   if filled_in:
@@ -238,8 +295,86 @@ def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
     num_classes=recorded.pop('num_classes'),
     input_shape=tuple(recorded.pop('input_shape')),
     splits=recorded.pop('splits'),
+    vocab_size=recorded.pop('vocab_size', None),
     provenance=recorded,
   )
+
+
+def save_tokenizer(workdir: pathlib.Path, dataset: data.Dataset) -> None:
+  """Keeps the tokenizer of texts as ``tokenizer.json`` or ``.model``."""
+  if dataset.tokenizer and hosts.is_first():
+    path = workdir / f'tokenizer{dataset.tokenizer.suffix}'
+    with writing(path):
+      paths.write_whole(path, dataset.tokenizer.content)
+
+
+def own_tokenizer(workdir: pathlib.Path) -> pathlib.Path | None:
+  """The file of the tokenizer that a run has kept; None without."""
+  for suffix in ('.json', '.model'):
+    path = workdir / f'tokenizer{suffix}'
+    if path.exists():
+      return path
+  return None
+
+
+def data_config(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> ml_collections.ConfigDict:
+  """`config.data`; a run that goes on keeps to its own tokenizer."""
+  section = config.data.copy_and_resolve_references()
+  path = own_tokenizer(workdir)
+  # Without checkpoints it may be left from another config.
+  if path and _has_checkpoints(workdir) and not section.tokenizer:
+    section.tokenizer = str(path)
+  return section
+
+
+def use_own_tokenizer(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  info: data.DatasetInfo,
+) -> None:
+  """Lets `config.data` name the tokenizer that a run has kept, if it has.
+
+  Raises:
+    errors.RunError: if it is lost, or not the one of the checkpoints.
+  """
+  recorded = info.provenance.get('tokenizer')
+  if not recorded:
+    return
+  path = own_tokenizer(workdir)
+  if path is None:
+    raise errors.RunError(f'{workdir} has lost its tokenizer.json or .model.')
+  sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+  if sha256 != recorded['sha256']:
+    raise errors.RunError(
+      f'{path} does not belong to the checkpoints of the run: its sha256 is'
+      f' {sha256}, theirs was {recorded["sha256"]}.'
+    )
+  config.data.tokenizer = str(path)
+
+
+def check_tokenizer(
+  workdir: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> None:
+  """Refuses a tokenizer that is not the one of a run's checkpoints.
+
+  Args:
+    workdir: the run directory.
+    old: provenance of the run's data.
+    new: provenance of the data to be used.
+
+  Raises:
+    errors.RunError: names both.
+  """
+  ours, theirs = (x.get('tokenizer', {}) for x in (old, new))
+  if ours.get('sha256') != theirs.get('sha256'):
+    raise errors.RunError(
+      f'the vocabulary of {theirs["pieces"]} pieces ({theirs["origin"]}) does'
+      f' not belong to the checkpoints of {workdir}, which have one of'
+      f' {ours["pieces"]} pieces. Leave config.data.tokenizer unset: the run'
+      ' has kept its own.'
+    )
 
 
 def _read_provenance(workdir):

@@ -1,9 +1,20 @@
 """Tiny runs, trained once for all tests of the analysis."""
 
+import pathlib
+
 import pytest
 
 from configs import mnist_sinkhorn
 from sinkformer_jax import training
+
+HERE = pathlib.Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+  """Tests that need trained runs are slow ones: minutes of one core."""
+  for item in items:
+    if 'runs' in item.fixturenames and item.path.is_relative_to(HERE):
+      item.add_marker(pytest.mark.slow)
 
 
 def tiny_config(normalizer, seed=0):

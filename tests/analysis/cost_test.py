@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from analysis import cost_figures
+from analysis import cost_loader
 from analysis import cost_model
 from analysis import cost_normalizer
 from analysis import cost_setup
@@ -22,6 +23,7 @@ from configs import mnist_sinkhorn
 from sinkformer_jax import errors
 from sinkformer_jax import sinkhorn
 from sinkformer_jax import training
+from tests.data import official
 from tests.launch import launch_test
 
 TINY = cost_setup.PRESETS['tiny']
@@ -122,6 +124,7 @@ def test_logit_spread():
   assert jax.tree.all(same)
 
 
+@pytest.mark.slow
 def test_step_donates_and_learns():
   base = setting(normalizer='sinkhorn')
   call = cost_model.training(base)
@@ -463,3 +466,30 @@ def test_runs_that_cannot_be_timed(run):
   run.config.model.normalizer = 'squared'
   with pytest.raises(errors.UserError, match='squared'):
     cost_setup._check_run(run)
+
+
+@pytest.mark.slow
+def test_loader_rows(tmp_path, monkeypatch):
+  official.write_ag_news(tmp_path, train=100, test=20)
+  monkeypatch.setenv('SINKFORMER_DATA_DIR', str(tmp_path))
+  said = []
+  rows = cost_loader.loader_rows(OPTIONS, said.append)
+  # Cats and Dogs and IMDb are not there; of MNIST the sample is.
+  assert [x.partition(' is')[0] for x in said if 'left out' in x] == [
+    'cats_vs_dogs',
+    'imdb',
+  ]
+  assert [(x['table'], x['name']) for x in rows] == [
+    ('ag_news, batch 16x32', 'loader'),
+    ('ag_news, batch 16x32', cost_loader.STEP),
+    ('mnist, batch 16x28x28x1', 'loader'),
+    ('mnist, batch 16x28x28x1', cost_loader.STEP),
+  ]
+  for row in rows:
+    check_time(row)
+    assert row['examples_per_s'] == pytest.approx(16e3 / row['ms'])
+  for loader, step in zip(rows[::2], rows[1::2], strict=True):
+    assert loader['first_load_s'] > 0 < loader['load_s']
+    assert step['ratio_to'] == 'loader'
+    assert step['ratio_min'] <= step['ratio'] <= step['ratio_max']
+  assert 'first load s' in cost_tables.text(rows)

@@ -8,9 +8,6 @@ import pytest
 from analysis import runs as runs_lib
 from sinkformer_jax import errors
 
-# They train runs: minutes of one core.
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def copied(pair, tmp_path):

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import gzip
 import json
+import math
 import re
 
 import jax
@@ -16,11 +17,9 @@ from analysis import runs as runs_lib
 from sinkformer_jax import encoder
 from sinkformer_jax import errors
 from sinkformer_jax import rank
+from sinkformer_jax import sinkhorn
 from sinkformer_jax import training
 from tests.launch import launch_test
-
-# They train runs: minutes of one core.
-pytestmark = pytest.mark.slow
 
 OPTIONS = {
   'seed': 0,
@@ -267,6 +266,62 @@ def test_mechanism(subjects, tmp_path):
 def test_mechanism_without_a_pair(subjects, tmp_path):
   finished = analyse('mechanism', subjects[:1], tmp_path)
   assert 'needs a softmax and a Sinkhorn run' in finished.notes[0]
+
+
+def test_lipschitz(subjects, tmp_path):
+  analyse('lipschitz', subjects, tmp_path, num_examples=3)
+  rows = read(tmp_path, 'lipschitz')
+  subject = subjects[0]
+  capture = rank.capture(subject.run, 3, dataset=subject.dataset())
+  blocks = jax.device_get(subject.run.params['encoder']['blocks'])
+  layer = jax.tree.map(lambda x: x[1], blocks)
+
+  def normalizer(logits, mask):
+    return sinkhorn.sinkhorn_reference(logits, 5, mask)
+
+  for ablation, group, form, run in (
+    ('own normalizer', 'softmax', sinkhorn.softmax, 'softmax/seed0'),
+    ('weights of the softmax run', 'sinkhorn', normalizer, 'softmax/seed0'),
+  ):
+    # LayerNorm and attention in one, and attention of normalised tokens.
+    for quantity, norm in (
+      ('attention after LayerNorm', layer['attention_norm']),
+      ('attention', None),
+    ):
+      tokens = capture.hidden[1]
+      if norm is None:
+        tokens = tokens - tokens.mean(-1, keepdims=True)
+        tokens /= np.sqrt((tokens**2).mean(-1, keepdims=True) + 1e-6)
+        scale, bias = (layer['attention_norm'][x] for x in ('scale', 'bias'))
+        tokens = tokens * scale + bias
+      expected = rank.lipschitz.attention_lipschitz(
+        layer['attention'], tokens, 2, form, norm_params=norm
+      )
+      assert expected.converged.all()
+      mean = curve(
+        rows, quantity=quantity, ablation=ablation, group=group, run=run
+      )[1]
+      assert mean == pytest.approx(np.log10(expected.value).mean(), abs=2e-3)
+  pairs = read(tmp_path, 'lipschitz_differences')
+  assert {x['ablation'] for x in pairs} == {
+    'own normalizer',
+    'weights of the softmax run',
+    'weights of the sinkhorn run',
+  }
+
+
+def test_columns_that_are_off_are_named(subjects):
+  subject = subjects[1]
+  row = {'run': subject.name, 'column_error': 2.5e-2}
+
+  def notes(subject, *rows):
+    finished = command.Finished('path_products', list(rows), [], [], [])
+    text = ' '.join(command.notes([subject], [finished]))
+    return 'not doubly' in text and '0.025' in text
+
+  assert notes(subject, row | {'column_error': math.nan}, row)
+  assert not notes(subject, row | {'column_error': 1e-3})
+  assert not notes(subjects[0], row | {'run': subjects[0].name})
 
 
 def test_learning_curves(subjects, tmp_path):

@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 
 CONFIGS = sorted(x.stem for x in (ROOT / 'configs').glob('[a-z]*.py'))
 PRESETS = ('', 'quick', 'tiny')
+SETS = [x.removesuffix('_softmax') for x in CONFIGS if x.endswith('_softmax')]
 
 
 def get(name, preset=''):
@@ -28,10 +29,16 @@ def test_shipped_configs_are_right(name, preset):
     assert isinstance(value, (bool, int, float, str, tuple))
 
 
-@pytest.mark.parametrize('preset', PRESETS)
-def test_pair_differs_in_the_normalizer_alone(preset):
+def presets(name):
+  return importlib.import_module(f'configs.{name}_sinkhorn').PRESETS
+
+
+@pytest.mark.parametrize(
+  ('name', 'preset'), [(x, preset) for x in SETS for preset in presets(x)]
+)
+def test_pair_differs_in_the_normalizer_alone(name, preset):
   softmax, sinkhorn = (
-    get(f'mnist_{x}', preset).to_dict() for x in ('softmax', 'sinkhorn')
+    get(f'{name}_{x}', preset).to_dict() for x in ('softmax', 'sinkhorn')
   )
   assert configuration.differences(softmax, sinkhorn) == {
     'model.normalizer': ('softmax', 'sinkhorn')
@@ -42,15 +49,19 @@ def test_architecture_of_the_paper():
   model = get('mnist_sinkhorn').model
   assert (model.num_layers, model.width, model.num_heads) == (24, 128, 4)
   assert (model.patch_size, model.num_iters) == (4, 50)
-  quick = get('mnist_sinkhorn', 'quick').model
-  assert quick.to_dict() == model.to_dict()
+  model = get('ag_news_sinkhorn').model
+  assert (model.num_layers, model.width, model.num_heads) == (24, 128, 4)
+  assert model.num_iters == 50
+  assert get('ag_news_sinkhorn').data.max_length == 128
+  for name in CONFIGS:
+    assert get(name, 'quick').model.to_dict() == get(name).model.to_dict()
 
 
 def test_docstrings_give_source_and_command():
   for name in CONFIGS:
     docstring = importlib.import_module(f'configs.{name}').__doc__
     assert f'--config=configs/{name}.py' in docstring
-    assert re.search('Source:|`mnist_sinkhorn`', docstring)
+    assert re.search('Source:|`[a-z_]+_sinkhorn`', docstring)
 
 
 def test_unknown_preset_is_refused():
@@ -71,7 +82,7 @@ def test_unknown_preset_is_refused():
     ('model.dtype', 'float16', 'bfloat16'),
     ('model.deepnorm', True, 'norm_position'),
     ('model.norm_position', 'middle', 'pre, post'),
-    ('model.pooling', 'max', 'cls, mean'),
+    ('model.pooling', 'sum', 'cls, mean, max'),
     ('total_steps', 0, 'at least 1'),
     ('batch_size', 0, 'at least 1'),
     ('optimizer.learning_rate', -1.0, 'number'),
@@ -82,6 +93,7 @@ def test_unknown_preset_is_refused():
     ('optimizer.warmup_steps', 99_999, 'total_steps'),
     ('seed', 2**32, 'below'),
     ('data.name', 'cifar', 'mnist'),
+    ('model.name', 'text', 'is for texts'),
     ('data.source', 'network', 'sample'),
     ('data.dir', 'None', 'unset'),
     ('checkpoint.keep_steps', (1, -2), 'tuple of steps'),
@@ -95,6 +107,31 @@ def test_wrong_values_are_named(config, field, value, words):
   assert f'config.{field}' in message
   assert words in message
   assert '\n' not in message
+
+
+@pytest.mark.parametrize(
+  ('field', 'value', 'words'),
+  [
+    ('data.max_length', 0, 'at least 1'),
+    ('data.bucket_lengths', (16, 16), 'rising'),
+    ('data.bucket_lengths', (16, 32), 'below config.data.max_length=32'),
+    ('data.vocab_size', 255, 'at least 256'),
+    ('data.tokenizer', 'None', 'unset'),
+    ('data.source', 'sample', 'tfds'),
+    ('model.positions', 'rotary', 'sinusoidal'),
+    ('model.name', 'vit', 'is for images'),
+  ],
+)
+def test_wrong_values_for_texts_are_named(field, value, words):
+  config = get('ag_news_sinkhorn', 'tiny')
+  test_wrong_values_are_named(config, field, value, words)
+
+
+def test_fields_of_another_model_are_unknown():
+  config = get('ag_news_sinkhorn', 'tiny')
+  config.model.patch_size = 4
+  with pytest.raises(errors.ConfigError, match='patch_size is not a field'):
+    configuration.check(config)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,33 @@ def test_wrong_sizes_are_refused():
     dataset_lib.split(examples(), {'train': 10})
 
 
+@pytest.mark.parametrize('count', [3, 4])
+def test_shares_of_hosts_make_up_the_batch(count):
+  # Known fault: hosts with unequal shares, or another number of batches.
+  dataset, batch_size = make((103, 103, 103)), 12
+  shares = np.split(np.arange(batch_size), count)
+
+  def join(batches):
+    return {
+      k: np.concatenate([x[k] for x in batches]) for k in ('image', 'label')
+    }
+
+  for step in range(20):
+    whole = data.train_batch(dataset, step, batch_size, 0)
+    parts = [data.train_batch(dataset, step, batch_size, 0, x) for x in shares]
+    for key, array in join(parts).items():
+      np.testing.assert_array_equal(array, whole[key])
+  hosts = [list(data.eval_batches(dataset, 'test', 12, x)) for x in shares]
+  assert {len(x) for x in hosts} == {9}
+  real = [
+    {k: x[k][x['_mask']] for k in ('image', 'label')}
+    for batches in zip(*hosts, strict=True)
+    for x in batches
+  ]
+  for key, array in join(real).items():
+    np.testing.assert_array_equal(array, dataset.splits['test'][key])
+
+
 def test_train_batches_are_a_function_of_seed_and_step():
   dataset = make()
   for step in (0, 5, 6, 40):

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import socket
 import struct
 
 import numpy as np
@@ -13,14 +12,6 @@ from sinkformer_jax import errors
 from sinkformer_jax.data import dataset as dataset_lib
 from sinkformer_jax.data import mnist
 from sinkformer_jax.data import tfds_reader
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-  def refuse(*args, **kwargs):
-    raise AssertionError('the network was used')
-
-  monkeypatch.setattr(socket.socket, 'connect', refuse)
 
 
 @pytest.fixture

@@ -130,6 +130,7 @@ def test_evaluate(undisturbed, tmp_path):
   assert 'exists' in line
 
 
+@pytest.mark.slow
 def test_evaluate_refusals(undisturbed):
   workdir, _, _ = undisturbed
   here = f'--workdir={workdir}'
@@ -300,12 +301,17 @@ def test_every_field_can_be_overridden(config):
 
 
 def test_default_workdir():
-  for path, expected in (
-    ('configs/mnist_softmax.py', 'runs/mnist_softmax/seed3'),
-    ('configs/mnist_softmax.py:quick', 'runs/mnist_softmax_quick/seed3'),
-    ('/a/b/own.py', 'runs/own/seed3'),
+  path = 'configs/mnist_softmax.py'
+  for preset, overrides, expected in (
+    ('', [], 'mnist_softmax'),
+    (':quick', [], 'mnist_softmax_quick'),
+    (':quick', ['model.num_iters=5'], 'mnist_softmax_quick_num_iters=5'),
+    # Where the data lies does not make another run.
+    ('', ['data.dir=/x'], 'mnist_softmax'),
   ):
-    assert str(train.default_workdir(path, 3)) == expected
+    config = train.load_config(path + preset, ['seed=3', *overrides])
+    workdir = train.default_workdir(path + preset, config)
+    assert str(workdir) == f'runs/{expected}/seed3'
 
 
 # L02
@@ -369,6 +375,7 @@ def wait_for(condition, process, timeout=60):
     time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_full_disk(tmp_path):
   # Larger files than this cannot be written, which is what a full disk is to
   # the second save.

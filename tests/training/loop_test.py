@@ -450,6 +450,7 @@ def test_own_normalizer_can_be_trained(config, workdir, monkeypatch):
 
 
 # J02
+@pytest.mark.slow
 def test_every_option_trains(config, tmp_path):
   for i, options in enumerate(
     (

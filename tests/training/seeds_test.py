@@ -1,5 +1,7 @@
 """Several seeds trained at once: each as it would have been alone."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -87,13 +89,14 @@ def test_each_is_as_it_would_be_alone(
   assert loop_test.contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_one_that_fails_leaves_the_others_to_go_on(
   config, tmp_path, monkeypatch
 ):
   original = data.train_batch
 
-  def train_batch(dataset, step, batch_size, seed):
-    batch = original(dataset, step, batch_size, seed)
+  def train_batch(dataset, step, batch_size, seed, rows):
+    batch = original(dataset, step, batch_size, seed, rows)
     return loop_test.poison(batch) if (seed, step) == (1, 4) else batch
 
   monkeypatch.setattr(data, 'train_batch', train_batch)
@@ -107,6 +110,13 @@ def test_one_that_fails_leaves_the_others_to_go_on(
   assert not (workdirs[1] / 'result.json').exists()
 
 
+def test_batches_of_several_lengths_are_refused(config, tmp_path, monkeypatch):
+  dataset = dataclasses.replace(data.load(config.data), bucket_lengths=(8, 16))
+  monkeypatch.setattr(data, 'load', lambda section: dataset)
+  with pytest.raises(errors.ConfigError, match='config.data.bucket_lengths'):
+    training.train_seeds(config, {0: tmp_path / '0'})
+
+
 def test_directory_of_another_run_is_refused(config, tmp_path, monkeypatch):
   loop_test.interrupt(monkeypatch, 1)
   training.train_seeds(config, {0: tmp_path})
@@ -117,6 +127,7 @@ def test_directory_of_another_run_is_refused(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('seed', [0, 7, 2**31, 2**32 - 1])
+@pytest.mark.slow
 def test_seed_as_an_argument_is_the_seed(config, seed):
   # Python numbers and arrays take different ways to a key.
   info = data.load(config.data).info
