@@ -76,6 +76,7 @@ def test_wrong_sizes_are_refused():
     dataset_lib.split(examples(), {'train': 10})
 
 
+# D07
 @pytest.mark.parametrize('count', [3, 4])
 def test_shares_of_hosts_make_up_the_batch(count):
   # Known fault: hosts with unequal shares, or another number of batches.

@@ -65,6 +65,7 @@ def test_too_few_texts():
     load(examples(texts(4)), examples(texts(9, seed=1)))
 
 
+# D04
 def test_repeated_texts_reach_one_split():
   values = texts(60)
   train = [*values, values[3], values[4], values[5], values[6], 'unsure']

@@ -25,6 +25,7 @@ def codes(pair):
   return [x.end() for x in pair]
 
 
+# M01
 @pytest.mark.slow
 def test_two_processes_with_four_devices_train_as_one_does(config, tmp_path):
   config.model.dropout_rate = 0.1
@@ -62,6 +63,7 @@ def test_two_processes_with_four_devices_train_as_one_does(config, tmp_path):
     assert saved.steps == [0, 10, 20]
 
 
+# M01
 def test_missing_process(tmp_path):
   # Known fault: a process waits for ever, or aborts without a word.
   workdir = tmp_path / 'run'
@@ -195,6 +197,7 @@ def newest(workdir):
     return saved.steps[-1]
 
 
+# C09
 @pytest.mark.slow
 def test_signals_stop_both_at_the_same_step(undisturbed, tmp_path):
   workdir = tmp_path / 'run'

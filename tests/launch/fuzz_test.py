@@ -198,7 +198,7 @@ def change_run(workdir, rng):
 def test_run_directories(stopped, tmp_path):
   rng = random.Random(0)
   outcomes = []
-  for number in range(25):
+  for number in range(12):
     workdir = tmp_path / str(number)
     shutil.copytree(stopped, workdir)
     change_run(workdir, rng)
@@ -209,7 +209,7 @@ def test_run_directories(stopped, tmp_path):
       outcomes.append(str(error))
     assert loop_test.contents(workdir) == before
   assert 0 in outcomes
-  assert len(set(outcomes)) > 10
+  assert len(set(outcomes)) > 5
 
 
 @pytest.mark.parametrize(

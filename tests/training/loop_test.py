@@ -537,6 +537,7 @@ def test_columns_far_off_are_warned_of(finished, caplog):
   assert 'not doubly stochastic' in caplog.text
 
 
+# D07
 def test_batches_that_devices_do_not_divide_are_refused():
   class Mesh:
     size = 3

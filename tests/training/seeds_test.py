@@ -3,16 +3,15 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sinkformer_jax import data
 from sinkformer_jax import errors
-from sinkformer_jax import models
 from sinkformer_jax import training
 from sinkformer_jax.training import checkpoints
-from sinkformer_jax.training import optimizer
-from sinkformer_jax.training import steps
+from sinkformer_jax.training import seeds
 from tests.training import loop_test
 
 SEEDS = (0, 2**32 - 1)
@@ -20,8 +19,6 @@ SEEDS = (0, 2**32 - 1)
 
 @pytest.fixture
 def config(config):
-  # Compiled in half the time that Sinkhorn takes.
-  config.model.normalizer = 'softmax'
   config.model.dropout_rate = 0.1
   config.total_steps = 12
   config.log_every_steps = 1
@@ -47,13 +44,79 @@ def assert_same_to_rounding(first, second):
   np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'normalizer', ['softmax', pytest.param('sinkhorn', marks=pytest.mark.slow)]
-)
-def test_each_is_as_it_would_be_alone(
-  config, tmp_path, monkeypatch, normalizer
-):
-  config.model.normalizer = normalizer
+class Counting:
+  """In place of a training: its state is a number to which each step adds."""
+
+  @staticmethod
+  @jax.jit
+  def train_step(state, batch, seed):
+    return state + batch['x'].sum() * seed, {'before': state}
+
+  def __init__(self, seed, num_steps, fails_at=None):
+    self.seed, self.num_steps, self.fails_at = seed, num_steps, fails_at
+
+  def run(self):
+    state, seen = jnp.zeros(()), []
+    for step in range(self.num_steps):
+      if step == self.fails_at:
+        raise errors.RunError(f'failed at {step}')
+      batch = {'x': np.full(3, step, np.float32)}
+      answer = yield state, batch, np.uint32(self.seed)
+      if answer is None:
+        break
+      state, metrics = answer
+      seen.append(float(metrics['before']))
+    return float(state), seen
+
+  def alone(self):
+    run, answer = self.run(), None
+    try:
+      while True:
+        answer = self.train_step(*run.send(answer))
+    except StopIteration as finished:
+      return finished.value
+
+
+class Stop:
+  """Stops when it is asked for the n-th time."""
+
+  def __init__(self, after=10**9):
+    self.after = after
+
+  def check(self):
+    self.after -= 1
+    return self.after < 0
+
+
+def test_steps_are_computed_together():
+  # One ends before the others.
+  trainings = {3: Counting(3, 5), 1: Counting(1, 2), 7: Counting(7, 5)}
+  results = seeds._run(trainings, Stop())
+  assert results == {seed: x.alone() for seed, x in trainings.items()}
+  assert results[7] == (7 * 3 * 10, [0, 0, 21, 63, 126])
+
+
+def test_all_stop_at_the_same_step():
+  trainings = {3: Counting(3, 5), 1: Counting(1, 4)}
+  results = seeds._run(trainings, Stop(after=3))
+  assert results == {3: (27, [0, 0, 9]), 1: (9, [0, 0, 3])}
+
+
+def test_the_others_go_on_when_one_fails():
+  trainings = {3: Counting(3, 5, fails_at=2), 1: Counting(1, 5)}
+  with pytest.raises(errors.RunError) as error:
+    seeds._run(trainings, Stop())
+  assert str(error.value) == '1 of 2 seeds have failed: seed 3: failed at 2'
+
+
+def test_one_device(config, tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, 'device_count', lambda: 2)
+  with pytest.raises(errors.ConfigError, match='on one device, and there are'):
+    training.train_seeds(config, {0: tmp_path})
+
+
+@pytest.mark.slow
+def test_each_is_as_it_would_be_alone(config, tmp_path, monkeypatch):
   together = {seed: tmp_path / 'together' / str(seed) for seed in SEEDS}
   alone = {seed: tmp_path / 'alone' / str(seed) for seed in SEEDS}
   # One goes ahead, all are stopped, and one goes on alone.
@@ -127,19 +190,10 @@ def test_directory_of_another_run_is_refused(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('seed', [0, 7, 2**31, 2**32 - 1])
-@pytest.mark.slow
-def test_seed_as_an_argument_is_the_seed(config, seed):
+def test_seed_as_an_argument_is_the_seed(seed):
   # Python numbers and arrays take different ways to a key.
-  info = data.load(config.data).info
-  model = models.create_model(config.model, info)
-  tx = optimizer.create_optimizer(config.optimizer, 12)
-  first = steps.create_state(model, tx, info, seed)
-  second = jax.jit(lambda x: steps.create_state(model, tx, info, x))(
-    np.uint32(seed)
+  as_number = jax.random.key(seed)
+  as_argument = jax.jit(jax.random.key)(np.uint32(seed))
+  np.testing.assert_array_equal(
+    *map(jax.random.key_data, (as_number, as_argument))
   )
-  for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
-  ours, theirs = (
-    jax.random.key_data(jax.random.key(x)) for x in (seed, np.uint32(seed))
-  )
-  np.testing.assert_array_equal(ours, theirs)

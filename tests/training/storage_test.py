@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 
 import pytest
 
@@ -43,18 +44,37 @@ def assert_same_run(first, second):
   assert loop_test.logged(first) == loop_test.logged(second)
 
 
-# C04: no room for a file, whichever it is.
-@pytest.mark.parametrize('limit', [0, 300, 2_000, 30_000])
-def test_full_disk(config, workdir, undisturbed, limit):
-  config = short(config)
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  # Larger files than this cannot be written.
+def limited(limit):
+  """Files cannot be larger than this, as if the disk were full."""
+  _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+
+
+# C04: no room for a file, whichever it is.
+@pytest.mark.parametrize('limit', [0, 300, 2_000])
+def test_full_disk(config, workdir, limit):
+  soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+  limited(limit)
   try:
     with pytest.raises(errors.RunError, match='could not be written'):
-      training.train_and_evaluate(config, workdir)
+      training.train_and_evaluate(short(config), workdir)
   finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    limited(soft)
+  with checkpoints.Checkpoints(workdir, writable=True) as saved:
+    assert saved.steps == []
+
+
+# C04
+@pytest.mark.slow
+@pytest.mark.parametrize('limit', [0, 2_000, 30_000])
+def test_full_disk_that_is_no_longer_full(config, workdir, undisturbed, limit):
+  soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+  limited(limit)
+  try:
+    with pytest.raises(errors.RunError, match='could not be written'):
+      training.train_and_evaluate(short(config), workdir)
+  finally:
+    limited(soft)
   assert not (workdir / 'result.json').exists()
   training.train_and_evaluate(config, workdir)
   assert_same_run(workdir, undisturbed[0])
@@ -62,6 +82,7 @@ def test_full_disk(config, workdir, undisturbed, limit):
 
 
 # C03: the run goes on from the last complete step, and comes out the same.
+@pytest.mark.slow
 def test_damaged_newest_checkpoint(
   config, workdir, undisturbed, monkeypatch, caplog
 ):
@@ -81,6 +102,7 @@ def test_damaged_newest_checkpoint(
   assert [x['step'] for x in starts] == [0, 4]
 
 
+@pytest.mark.slow
 def test_best_by_validation_loss_is_kept(config, workdir, monkeypatch):
   config = short(config)
   config.checkpoint.every_steps = 5
@@ -112,6 +134,7 @@ def test_best_by_validation_loss_is_kept(config, workdir, monkeypatch):
   assert training.load_run(workdir, step=4).step == 4
 
 
+@pytest.mark.slow
 def test_last_step_can_be_the_best(undisturbed):
   workdir, result = undisturbed
   losses = {
@@ -125,13 +148,27 @@ def test_last_step_can_be_the_best(undisturbed):
   assert losses[result['best_step']] == min(losses.values())
 
 
+def begin(config, workdir):
+  """A run that was stopped before its first step."""
+  with pytest.MonkeyPatch.context() as m:
+    loop_test.interrupt(m, 1)
+    training.train_seeds(config, {config.seed: workdir})
+
+
+@pytest.fixture(scope='module')
+def begun(tmp_path_factory):
+  from configs import mnist_sinkhorn
+
+  workdir = tmp_path_factory.mktemp('begun') / 'run'
+  begin(short(mnist_sinkhorn.get_config('tiny')), workdir)
+  return workdir
+
+
 @pytest.fixture
-def grown(config, workdir, monkeypatch):
-  """A stopped run from before config.model.remat and checkpoint.keep."""
+def grown(config, begun, workdir, monkeypatch):
+  """A stopped run from before config.model.remat and config.checkpoint."""
   config = short(config)
-  with monkeypatch.context() as m:
-    loop_test.interrupt(m, 3)
-    training.train_and_evaluate(config, workdir)
+  shutil.copytree(begun, workdir)
   path = workdir / 'config.json'
   fields = json.loads(path.read_text())
   del fields['model']['remat'], fields['checkpoint']
@@ -152,6 +189,7 @@ def test_older_run_is_read(grown, workdir, caplog):
     assert f'from before config.{field}: read as {value!r}' in caplog.text
 
 
+@pytest.mark.slow
 def test_older_run_goes_on(grown, workdir, undisturbed, caplog):
   config, added = grown
   before = (workdir / 'config.json').read_bytes()
@@ -200,5 +238,5 @@ def test_an_older_run_says_so_in_the_analysis(grown, workdir):
   config, _ = grown
   config.model.normalizer = 'softmax'
   other = workdir.parent / 'other'
-  training.train_and_evaluate(config, other)
+  begin(config, other)
   assert len(runs.pairs(runs.load([workdir, other]))) == 1
