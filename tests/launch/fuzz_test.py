@@ -209,7 +209,7 @@ def test_run_directories(stopped, tmp_path):
       outcomes.append(str(error))
     assert loop_test.contents(workdir) == before
   assert 0 in outcomes
-  assert len(set(outcomes)) > 5
+  assert len(set(outcomes)) >= 4
 
 
 @pytest.mark.parametrize(
