@@ -6,8 +6,9 @@ state tokenizer, position embedding, pooling, FFN width, optimizer and
 schedule. Here: a byte-level BPE of 16,000 pieces, learned positions, the
 maximum over tokens, FFN 512, Adam at 1e-3 with a warm-up and a cosine.
 
-Expected: no accuracy is stated in what is known of the paper. Reached here: not
-measured. Run time: not measured.
+Expected: no accuracy is stated in what is known of the paper. Reached here with
+19,000 of the 120,000 training texts and --config.total_steps=296 (one epoch of
+them): softmax 85.9 % of all test texts, in 26 minutes on one busy CPU core.
 
 Presets: `:quick` (the same architecture, 600 steps), `:tiny` (2 layers of width
 16, for tests). All read the official train.csv and test.csv in DIR/ag_news, or

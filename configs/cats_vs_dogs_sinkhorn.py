@@ -12,8 +12,9 @@ layers, 8 heads, FFN 128, Adam at 3e-5, a tenth from epoch 250 of 300 on, n_it =
 
 Expected, `:sinkformers`: median test accuracy of the paper 79.5 % with Sinkhorn
 and 79.0 % with softmax, on other splits. For the others no accuracy is stated
-in what is known of the paper. Reached here: not measured. Run time: not
-measured.
+in what is known of the paper. Reached here by `:quick` on 1,400 photos: softmax
+62.9 %, Sinkhorn 61.4 % of 140 test photos, each in 4 minutes on one busy CPU
+core.
 
 Other presets: `:quick` (the same architecture on images of 64x64, 300 steps),
 `:tiny` (2 layers of width 16 on 32x32, for tests). All read a zip archive of
