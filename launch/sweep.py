@@ -49,7 +49,7 @@ _VMAP_SEEDS = flags.DEFINE_boolean(
   'vmap_seeds',
   False,
   'Train all seeds of a setting at once, in one process on one device. For'
-  ' models that leave most of an accelerator idle.',
+  ' models that leave most of an accelerator idle; on a CPU it does not pay.',
   flag_values=FLAGS,
 )
 flags.mark_flag_as_required('config', FLAGS)
