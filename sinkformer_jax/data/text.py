@@ -42,11 +42,11 @@ def examples(
   for i, (text, label, name) in enumerate(
     zip(texts, labels, names, strict=True)
   ):
-    if isinstance(text, bytes):
-      try:
-        text = text.decode()
-      except UnicodeDecodeError as error:
-        raise errors.DataError(f'{name} is not UTF-8: {error}.') from error
+    try:
+      text = text.decode() if isinstance(text, bytes) else text
+      text.encode()  # JSON can name half a character.
+    except UnicodeError as error:
+      raise errors.DataError(f'{name} is not UTF-8: {error}.') from error
     cleaned[i] = text.strip()
     if not cleaned[i]:
       raise errors.DataError(f'{name} has an empty text.')

@@ -53,6 +53,7 @@ def dataset():
     (['a', 'b'], [0, 2], 'example 1 has label 2'),
     (['a', 'b'], [-1, 0], 'example 0 has label -1'),
     ([b'a', b'\xff'], [0, 1], 'example 1 is not UTF-8'),
+    (['a', 'b\ud800'], [0, 1], 'example 1 is not UTF-8'),
   ],
 )
 def test_wrong_examples_are_named(values, labels, words):
