@@ -4,6 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What pip installs. With hashes, for CI:
+# make REQUIREMENTS='--require-hashes -r requirements.lock' ...
+REQUIREMENTS ?= -r requirements.txt
 # Changes of the requirements are installed; otherwise nothing is.
 INSTALLED := $(VENV)/.installed
 # Large pages for the buffers of XLA on CPU: the system time of a step goes down
@@ -19,12 +22,12 @@ help:
 	@echo 'make lint        check style and format'
 	@echo 'Each first installs requirements.txt into $(VENV), once.'
 
-$(INSTALLED): requirements.txt
+$(INSTALLED): requirements.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'Python >= 3.11 is needed; name it with make PYTHON=...'; exit 1; }
-	@echo 'Installing requirements.txt into $(VENV) (minutes, once)'
+	@echo 'Installing $(REQUIREMENTS) into $(VENV) (minutes, once)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check $(REQUIREMENTS)
 	@touch $(INSTALLED)
 
 test: $(INSTALLED)
