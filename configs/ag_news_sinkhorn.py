@@ -8,7 +8,8 @@ maximum over tokens, FFN 512, Adam at 1e-3 with a warm-up and a cosine.
 
 Expected: no accuracy is stated in what is known of the paper. Reached here with
 19,000 of the 120,000 training texts and --config.total_steps=296 (one epoch of
-them): softmax 85.9 % of all test texts, in 26 minutes on one busy CPU core.
+them): softmax 85.9 % and Sinkhorn 86.7 % of all test texts. Softmax took 26
+minutes and Sinkhorn 72 on one busy CPU core each, at different times.
 
 Presets: `:quick` (the same architecture, 600 steps), `:tiny` (2 layers of width
 16, for tests). All read the official train.csv and test.csv in DIR/ag_news, or
