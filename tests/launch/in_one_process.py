@@ -3,8 +3,8 @@
   python -m tests.launch.in_one_process < cases.json > results.json
 
 A case is ``[module, argument, ...]``, a result ``[exit code, standard output,
-standard error, seconds]``; the exit code is 'traceback' if there was one.
-Training itself is left out: a command line that is right exits with 75.
+standard error, seconds of computing]``; the exit code is 'traceback' if there
+was one. Training itself is left out: a command line that is right exits with 75.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def launch_all(
 def launch(module: str, *arguments: str) -> Result:
   """Runs a launcher."""
   sys.argv = [module, *arguments]
-  begin, stdout, stderr = time.monotonic(), io.StringIO(), io.StringIO()
+  begin, stdout, stderr = time.process_time(), io.StringIO(), io.StringIO()
   with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(stdout):
     try:
       runpy.run_module(module, run_name='__main__', alter_sys=True)
@@ -56,7 +56,8 @@ def launch(module: str, *arguments: str) -> Result:
     except BaseException:
       traceback.print_exc()
       code = 'traceback'
-  return code, stdout.getvalue(), stderr.getvalue(), time.monotonic() - begin
+  seconds = time.process_time() - begin
+  return code, stdout.getvalue(), stderr.getvalue(), seconds
 
 
 if __name__ == '__main__':
