@@ -4,7 +4,7 @@
 
 A case is ``[module, argument, ...]``, a result ``[exit code, standard output,
 standard error, seconds of computing]``; the exit code is 'traceback' if there
-was one. Training itself is left out: a command line that is right exits with 75.
+was one. Training itself is left out: a right command line exits with 75.
 """
 
 from collections.abc import Sequence
