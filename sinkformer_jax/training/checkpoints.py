@@ -12,6 +12,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from sinkformer_jax import errors
+from sinkformer_jax.training import hosts
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +116,9 @@ class Checkpoints:
         step, state, force=True, custom_metadata=checksums
       ):
         raise RuntimeError('Orbax did not save it')
-    except jax.errors.JaxRuntimeError:
-      raise  # Of devices or other processes, not of the disk.
     except Exception as error:
+      if hosts.is_of_devices(error):
+        raise
       raise errors.RunError(
         f'checkpoint {step} could not be written to {self.directory}'
         f' ({_brief(error)}). Complete checkpoints: {self.steps}. Free some'
@@ -146,9 +147,9 @@ class Checkpoints:
       )
     try:
       return self._load(abstract_state, step)
-    except jax.errors.JaxRuntimeError:
-      raise
     except Exception as error:
+      if hosts.is_of_devices(error):
+        raise
       others = [x for x in steps if x != step]
       raise errors.RunError(
         f'checkpoint {self.directory / str(step)} cannot be read'
@@ -177,9 +178,9 @@ class Checkpoints:
       state, problem = None, ''
       try:
         state = self._load(abstract_state, step)
-      except jax.errors.JaxRuntimeError:
-        raise
       except Exception as error:
+        if hosts.is_of_devices(error):
+          raise
         problem = _brief(error)
       # All processes go on from the same step.
       if not multihost_utils.process_allgather(np.array(bool(problem))).any():

@@ -106,8 +106,8 @@ def lost_peers_are_named():
   """
   try:
     yield
-  except jax.errors.JaxRuntimeError as error:
-    if not are_several():
+  except Exception as error:
+    if not (are_several() and is_of_devices(error)):
       raise
     text = ' '.join(str(error).split())[:200]
     raise errors.RunError(
@@ -115,3 +115,24 @@ def lost_peers_are_named():
       ' If another process has ended, its log says why. Start them all again to'
       ' go on from the newest checkpoint.'
     ) from error
+
+
+def is_of_devices(error: Exception) -> bool:
+  """Whether an error is of devices or other processes, not of files or code.
+
+  JAX raises some of these as `ValueError`, with the words of XLA.
+  """
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    return True
+  return isinstance(error, ValueError) and str(error).startswith(_OF_DEVICES)
+
+
+# Codes of XLA's errors that are no fault of the caller.
+_OF_DEVICES = (
+  'ABORTED: ',
+  'CANCELLED: ',
+  'DEADLINE_EXCEEDED: ',
+  'INTERNAL: ',
+  'UNAVAILABLE: ',
+  'UNKNOWN: ',
+)

@@ -27,6 +27,25 @@ def test_with_one_process_nothing_happens():
     raise jax.errors.JaxRuntimeError('its own')
 
 
+@pytest.mark.parametrize(
+  ('error', 'is_named'),
+  [
+    (jax.errors.JaxRuntimeError('INTERNAL: Gloo'), True),
+    # So it comes out of some of JAX's calls.
+    (ValueError('UNKNOWN: Gloo all-reduce failed: Connection closed'), True),
+    (ValueError('operands could not be broadcast together'), False),
+    (ValueError('INVALID_ARGUMENT: '), False),
+    (KeyError('UNKNOWN: '), False),
+  ],
+)
+def test_lost_peers_are_named(monkeypatch, error, is_named):
+  monkeypatch.setattr(hosts, 'are_several', lambda: True)
+  expected = errors.RunError if is_named else type(error)
+  with pytest.raises(expected) as raised, hosts.lost_peers_are_named():
+    raise error
+  assert ('its log says why' in str(raised.value)) == is_named
+
+
 def test_two_processes(tmp_path):
   with processes.pair(
     tmp_path, processes.python(__name__, f'{tmp_path}'), num_devices=2
