@@ -500,6 +500,7 @@ def test_another_number_of_devices(tmp_path, before, after):
   for name, tolerance in (('accuracy', 1e-7), ('loss', 1e-5), ('count', 0)):
     values = [x[name] for x in evaluated]
     assert values[0] == pytest.approx(values[1], abs=tolerance)
+  stopped_at = newest(workdir)
   process = start(
     'launch.train',
     TINY,
@@ -507,12 +508,17 @@ def test_another_number_of_devices(tmp_path, before, after):
     '--config.total_steps=2000',
     env=devices(after),
   )
-  time.sleep(15)
+  wait_for(lambda: newest(workdir) > stopped_at, process)
   process.terminate()
   _, stderr = process.communicate(timeout=60)
   assert process.returncode == 75, stderr
   assert 'Going on from step' in stderr
   assert 'harding' not in stderr
+
+
+def newest(workdir):
+  saved = (workdir / 'checkpoints').iterdir()
+  return max(int(x.name) for x in saved if x.name.isdigit())
 
 
 def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
