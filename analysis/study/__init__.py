@@ -1,0 +1,16 @@
+"""The studies: pairs of runs, what is measured on them, claims and verdicts.
+
+`launch.reproduce` is the command. From top to bottom:
+
+  plan         which runs a study has, and how large everything is
+  measure      summary tables of every run, kept so that nothing is done twice
+  evidence     these tables, looked up by run and point
+  statistics   intervals, tests, Holm's correction, verdicts
+  claims       one claim after the other: what is tested, from the evidence
+  robustness   claims a to c under other choices of what is measured
+  plots        the figures
+  content      all of a study's results, and the files they are written to
+  page         the page, and the table of claims in Markdown
+
+A further study is one more entry in `plan.STUDIES`.
+"""

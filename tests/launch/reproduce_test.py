@@ -1,0 +1,123 @@
+"""The study's command: what it refuses, stops, goes on with, and writes."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from analysis.study import plan
+from launch import reproduce
+from tests.analysis.study import made_up_runs
+from tests.launch import launch_test
+
+MODULE = 'launch.reproduce'
+
+
+def runs_of(folder):
+  (study,) = plan.studies('mnist', 'tiny')
+  return study.runs(folder)
+
+
+def command(folder, *arguments, study='mnist'):
+  return (f'--study={study}', '--preset=tiny', f'--runs={folder}', *arguments)
+
+
+def test_flags_name_what_there_is():
+  expected = {'study': (*plan.STUDIES, 'all'), 'preset': plan.PRESETS}
+  for flag, names in expected.items():
+    assert tuple(reproduce.FLAGS[flag].parser.enum_values) == tuple(names)
+
+
+def test_wrong_flags(tmp_path):
+  for arguments, code, words in (
+    (('--study=none',), 2, 'study'),
+    (('--preset=none',), 2, 'preset'),
+    (command(tmp_path, '--claims=a,g'), 1, "'g' is none of the claims of"),
+  ):
+    line = launch_test.refused(MODULE, *arguments, code=code)
+    assert words in line
+
+
+def test_a_run_of_another_config_is_refused(tmp_path):
+  run = runs_of(tmp_path)[3]
+  made_up_runs.make(run, lambda x: x['optimizer'].update(clip_norm=2.0))
+  line = launch_test.refused(MODULE, *command(tmp_path), code=1)
+  assert 'mnist_sinkhorn_tiny/seed1 is not the run' in line
+  assert 'config.optimizer.clip_norm is 2.0, not 1.0' in line
+
+
+def test_what_would_be_done(tmp_path):
+  for run in runs_of(tmp_path):
+    made_up_runs.make(run)
+  code, stdout, stderr = launch_test.run(
+    MODULE, *command(tmp_path, '--dry_run', study='all')
+  )
+  assert code == 0, stderr
+  assert 'Studies: mnist, random_control, theory; preset tiny.' in stdout
+  assert '6 planned, 6 finished, 0 to be trained' in stdout
+  assert f'Results: {tmp_path}/results_tiny' in stdout
+  assert not (tmp_path / 'results_tiny').exists()
+  assert not (tmp_path / 'measured').exists()
+
+
+@pytest.mark.slow
+def test_stopped_and_gone_on_with(tmp_path):
+  """Three pairs from nothing to a page, with a Ctrl-C in between."""
+  arguments = command(tmp_path, study='all')
+  first = runs_of(tmp_path)[0]
+  process = launch_test.start(MODULE, *arguments)
+  try:
+    end = time.monotonic() + 300
+    while not (first.workdir / 'checkpoints' / '0').exists():
+      assert time.monotonic() < end
+      assert process.poll() is None
+      time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+  finally:
+    process.kill()
+  assert process.returncode == 75, stderr
+  assert 'The same command goes on' in stderr
+  # The time was told before anything was trained.
+  assert 'mnist_softmax_tiny/seed0: 20 steps, about' in stdout
+  assert 'In all about' in stdout
+  done = first.steps_done()
+  assert done < 20
+  assert not first.is_finished()
+
+  code, stdout, stderr = launch_test.run(MODULE, *arguments, timeout=900)
+  assert code == 0, stderr
+  where = f', from step {done}' if done else ''
+  assert f'mnist_softmax_tiny/seed0: 20 steps{where}, about' in stdout
+  assert all(x.is_finished() for x in runs_of(tmp_path))
+  output = tmp_path / 'results_tiny'
+  page = (output / 'index.html').read_text()
+  for folder, letters in (
+    ('mnist', 'abcdefhiklmno'),
+    ('random_control', 'g'),
+    ('theory', 'j'),
+  ):
+    content = json.loads((output / folder / 'claims.json').read_text())
+    assert ''.join(x['letter'] for x in content['claims']) == letters
+    for claim in content['claims']:
+      assert claim['statement'] in page
+      # 3 pairs: everything was measured, in all of them.
+      assert {x['count'] for x in claim['tests']} - {0}, claim['letter']
+    size = sum(x.stat().st_size for x in (output / folder).iterdir())
+    assert size < 2e6
+  assert '3 pairs of runs' in page
+  measured = {x: x.stat().st_mtime for x in (tmp_path / 'measured').iterdir()}
+  assert measured
+
+  # Once more: nothing is trained or measured, and one claim can be asked for.
+  code, stdout, stderr = launch_test.run(
+    MODULE, *command(tmp_path, '--claims=a'), timeout=300
+  )
+  assert code == 0, stderr
+  assert 'a. Products of trained attention matrices' in stdout
+  assert '0 to be trained' in stdout
+  assert 'Measurements: 0' in stdout
+  assert measured == {
+    x: x.stat().st_mtime for x in (tmp_path / 'measured').iterdir()
+  }
