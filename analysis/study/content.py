@@ -42,13 +42,13 @@ _COLUMNS = (
   'mean',
   'std',
   'count',
+  'dtype',
 )
 _CURVES = ('path_products', 'layer_outputs', 'attention')
 # Of these: what all rows have in common, and the page says once.
 _SAME = (
   'data',
   'notice',
-  'dtype',
   'weights',
   'examples',
   'paths',

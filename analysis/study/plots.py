@@ -75,10 +75,11 @@ def _draw_paths(fig, rows, evidence):
     right.plot(
       [x['depth'] for x in points],
       [x['difference'] for x in points],
-      color='#888888',
+      color='#aaaaaa',
       linewidth=0.7,
     )
-  curves.draw_difference(right, tables.differences(rows), figures.curve(1))
+  # Black: the pairs are grey, and stay so without colour.
+  curves.draw_difference(right, tables.differences(rows), figures.curve(0))
   right.set_ylabel('Sinkhorn minus softmax')
   for ax in (left, right):
     ax.set_xlabel('path depth k')
@@ -158,7 +159,16 @@ def _draw_training(fig, rows, spread, depths):
       for depth in depths:
         own = curves.select(points, group=group, depth=depth)
         label = group if depth == depths[0] else None
-        _draw_steps(ax, own, transform, figures.curve(number), label)
+        end = _draw_steps(ax, own, transform, figures.curve(number), label)
+        if number == 0:
+          ax.annotate(
+            str(depth),
+            end,
+            xytext=(6, 0),
+            textcoords='offset points',
+            fontsize=8,
+            va='center',
+          )
     ax.set_xlabel('training step')
     ax.margins(x=0.08)
   left.set_ylabel('log10 of the residual')
@@ -169,7 +179,7 @@ def _draw_training(fig, rows, spread, depths):
 
 
 def _draw_steps(ax, rows, transform, style, label):
-  """One curve over steps, its depth written at the end."""
+  """One curve over steps; where it ends."""
   steps = sorted({x['step'] for x in rows})
   samples = [
     statistics.sample(transform(x['mean']) for x in rows if x['step'] == step)
@@ -184,15 +194,7 @@ def _draw_steps(ax, rows, transform, style, label):
     capsize=2,
     label=label,
   )
-  ax.annotate(
-    str(rows[0]['depth']),
-    (steps[-1], samples[-1].mean),
-    xytext=(6, 0),
-    textcoords='offset points',
-    color=style['color'],
-    fontsize=8,
-    va='center',
-  )
+  return steps[-1], samples[-1].mean
 
 
 def _causes(evidence):
