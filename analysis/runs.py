@@ -34,7 +34,7 @@ WITHOUT_EFFECT = (
   'checkpoint.keep_steps',
 )
 # What runs that are compared may differ in: what is compared, and these.
-_MAY_DIFFER = (
+MAY_DIFFER = (
   'seed',
   'model.normalizer',
   'model.num_iters',
@@ -150,6 +150,11 @@ class Subject:
         f'{self.name}: with talking heads the rows of a head sum to another'
         ' number than 1; path products are of heads divided by it.'
       )
+    _, filled_in = workdir_lib.read_config(self.run.workdir)
+    if filled_in:
+      notes.append(
+        f'{self.name} is older than the fields {filled_in} of its config.'
+      )
     return notes
 
 
@@ -215,12 +220,12 @@ def _load_data(section):
 def _differences(reference, run):
   """``{what: (of the reference, of the run)}``."""
   ours, theirs = (
-    workdir_lib.read_json(x.workdir / 'config.json') for x in (reference, run)
+    workdir_lib.read_config(x.workdir)[0] for x in (reference, run)
   )
   found = {
     f'config.{k}': v
     for k, v in configuration.differences(ours, theirs).items()
-    if k not in _MAY_DIFFER
+    if k not in MAY_DIFFER
   }
   ours, theirs = (_data(x.info) for x in (reference, run))
   if ours[0] != theirs[0]:

@@ -1,7 +1,8 @@
 """Evaluates a run: `python -m launch.evaluate --workdir=runs/NAME/seed0`.
 
 Prints loss, accuracy, and for each layer how far attention was from doubly
-stochastic. Works on unfinished runs and on any number of devices.
+stochastic. Works on unfinished runs and on any number of devices; with
+`--distributed` on those of several hosts.
 """
 
 import json
@@ -9,6 +10,7 @@ import json
 from absl import flags
 
 from launch import cli
+from launch import distributed
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(
@@ -44,22 +46,30 @@ _OUTPUT = flags.DEFINE_string(
   flag_values=FLAGS,
 )
 flags.mark_flag_as_required('workdir', FLAGS)
+distributed.define_flags(FLAGS)
 
 
 def main() -> None:
   """Evaluates and prints."""
   from sinkformer_jax import data
   from sinkformer_jax import training
+  from sinkformer_jax.training import hosts
 
   output = cli.output_path(_OUTPUT.value)
+  distributed.connect(FLAGS)
   run = training.load_run(_WORKDIR.value, _STEP.value)
   data_config = run.config.data
   if _DATA_DIR.value:
     # Wherever it comes from, it has to be the data of the run.
     data_config.update(source='auto', dir=_DATA_DIR.value)
-  result = training.evaluate_run(
-    run, data.load(data_config), _SPLIT.value, _BATCH_SIZE.value
-  )
+  with hosts.first_then_others():
+    dataset = data.load(data_config)
+  result = training.evaluate_run(run, dataset, _SPLIT.value, _BATCH_SIZE.value)
+  if hosts.is_first():
+    _print_result(run, result, output)
+
+
+def _print_result(run, result, output):
   print(
     f'{run.workdir} step {run.step}, {_SPLIT.value}: loss'
     f' {result["loss"]:.4f}, accuracy {result["accuracy"]:.4f},'

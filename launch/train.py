@@ -2,15 +2,24 @@
 
 Any field of the config can be overridden, as in
 `--config.model.num_layers=12`. Start the same command again to go on after a
-stop. Exit codes: 0 finished, 75 stopped by a signal, 1 and 2 errors.
+stop. Exit codes: 0 finished, 75 stopped by a signal and to be resumed; all
+others are errors. With `--distributed` it is one of several processes, as in
+launch/run_tpu.sh and launch/slurm.sh.
+
+Several seeds of a small model can be trained at once, as runs of their own:
+`--vmap_seeds=0,1,2`. For many runs see `launch.sweep`.
 """
 
+from collections.abc import Sequence
 import pathlib
+import re
 
 from absl import flags
+import ml_collections
 from ml_collections import config_flags
 
 from launch import cli
+from launch import distributed
 
 FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file(
@@ -19,30 +28,103 @@ _CONFIG = config_flags.DEFINE_config_file(
   'Config file, as configs/mnist_sinkhorn.py or with a preset,'
   ' configs/mnist_sinkhorn.py:quick.',
   flag_values=FLAGS,
+  sys_argv=cli.ARGV,
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir',
   '',
-  'Run directory; runs/<config>/seed<seed> if not given. The'
-  ' config name has its preset, as in runs/mnist_sinkhorn_quick/seed0.',
+  'Run directory. If not given, runs/<config>/seed<seed>. The config name has'
+  ' its preset and the fields that were changed, as in'
+  ' runs/mnist_sinkhorn_quick_num_iters=5/seed0. With --vmap_seeds it has to'
+  ' hold "{seed}".',
+  flag_values=FLAGS,
+)
+_VMAP_SEEDS = flags.DEFINE_list(
+  'vmap_seeds',
+  [],
+  'Seeds to train at once on one device, in place of config.seed.',
   flag_values=FLAGS,
 )
 flags.mark_flag_as_required('config', FLAGS)
+distributed.define_flags(FLAGS)
 
 
-def default_workdir(config_path: str, seed: int) -> pathlib.Path:
-  """``runs/<config>[_<preset>]/seed<seed>``."""
+def load_config(
+  path: str, overrides: Sequence[str] = ()
+) -> ml_collections.ConfigDict:
+  """Loads a config file as the flags of this command do.
+
+  Args:
+    path: as of --config, with a preset after a colon.
+    overrides: as 'model.num_layers=12'.
+
+  Raises:
+    Exception: of any kind, if it cannot be loaded or a field is wrong; see
+      `cli.brief`.
+  """
+  flag_values = flags.FlagValues()
+  argv = ['', f'--config={path}', *(f'--config.{x}' for x in overrides)]
+  holder = config_flags.DEFINE_config_file(
+    'config', None, flag_values=flag_values, sys_argv=argv
+  )
+  flag_values(argv)
+  return holder.value
+
+
+def default_workdir(
+  config_path: str, config: ml_collections.ConfigDict
+) -> pathlib.Path:
+  """``runs/<config>[_<preset>][_<field>=<value>...]/seed<seed>``.
+
+  Args:
+    config_path: the file that the config came from.
+    config: the config; fields that are not as in the file are in the name.
+  """
+  from sinkformer_jax import configuration
+  from sinkformer_jax.training import workdir as workdir_lib
+
+  original = load_config(config_path).to_dict()
+  changed = configuration.differences(original, config.to_dict())
+  leaves = [x.rpartition('.')[2] for x in configuration.flatten(original)]
   path, _, preset = config_path.partition(':')
-  name = pathlib.Path(path).stem + (f'_{preset}' if preset else '')
-  return pathlib.Path('runs') / name / f'seed{seed}'
+  parts = [pathlib.Path(path).stem, *([preset] if preset else [])]
+  for field, (_, value) in changed.items():
+    if field != 'seed' and field not in workdir_lib.MAY_DIFFER:
+      leaf = field.rpartition('.')[2]
+      name = leaf if leaves.count(leaf) == 1 else field
+      value = '-'.join(map(str, value)) if isinstance(value, list) else value
+      # What is left is safe in any shell and file system.
+      text = re.sub(r'[^\w.+-]+', '-', str(value)) or '-'
+      parts.append(f'{name}={text}')
+  return pathlib.Path('runs') / '_'.join(parts) / f'seed{config.seed}'
+
+
+def parse_seeds(values: Sequence[str], name: str) -> list[int]:
+  """Seeds of a flag, as numbers.
+
+  Raises:
+    errors.ConfigError: unless they are integers from 0 on, each once.
+  """
+  from sinkformer_jax import errors
+
+  # 2 ** 32 has ten digits; the config's own rule says what is too large.
+  seeds = [
+    int(x) for x in values if x.isascii() and x.isdigit() and len(x) <= 10
+  ]
+  if len(seeds) < len(values) or len(set(seeds)) < len(seeds):
+    raise errors.ConfigError(
+      f'--{name}={",".join(values)} must be integers, each once, like 0,1,2.'
+    )
+  return seeds
 
 
 def main() -> int:
-  """Trains, and says where the result lies."""
+  """Trains, and says where the results lie."""
   # Imported late: wrong flags are refused before JAX is loaded.
   from sinkformer_jax import configuration
   from sinkformer_jax import paths
   from sinkformer_jax import training
+  from sinkformer_jax.training import hosts
 
   config = _CONFIG.value
   configuration.check(config)
@@ -50,11 +132,44 @@ def main() -> int:
   if data_dir:
     # Recorded in full, so that the run can be evaluated from elsewhere.
     config.data.dir = str(paths.resolve(data_dir, 'config.data.dir'))
+  distributed.connect(FLAGS)
+  seeds = parse_seeds(_VMAP_SEEDS.value, 'vmap_seeds')
+  workdirs = _workdirs(config, seeds or [config.seed])
+  if seeds:
+    results = training.train_seeds(config, workdirs)
+  else:
+    workdir = workdirs[config.seed]
+    results = {config.seed: training.train_and_evaluate(config, workdir)}
+  for seed, result in results.items():
+    if result is not None and hosts.is_first():
+      _print(config, workdirs[seed], result)
+  return cli.EXIT_STOPPED if None in results.values() else cli.EXIT_DONE
+
+
+def _workdirs(config, seeds):
+  """``{seed: run directory}``."""
+  from sinkformer_jax import errors
+
+  given = _WORKDIR.value
+  if _VMAP_SEEDS.value and given and '{seed}' not in given:
+    raise errors.UserError(
+      f'--workdir={given} is one directory for {len(seeds)} seeds; write'
+      ' {seed} where it is to have the seed.'
+    )
   path = config_flags.get_config_filename(FLAGS['config'])
-  workdir = _WORKDIR.value or default_workdir(path, config.seed)
-  result = training.train_and_evaluate(config, workdir)
-  if result is None:
-    return cli.EXIT_STOPPED
+  workdirs = {}
+  for seed in seeds:
+    own = config.copy_and_resolve_references()
+    own.seed = seed
+    workdirs[seed] = (
+      given.replace('{seed}', str(seed))
+      if given
+      else default_workdir(path, own)
+    )
+  return workdirs
+
+
+def _print(config, workdir, result):
   test = result['test']
   print(
     f'{config.model.normalizer}: test accuracy {test["accuracy"]:.4f} on'
@@ -65,7 +180,6 @@ def main() -> int:
   if result['notice']:
     print(f'NOTE: {result["notice"]}.')
   print(f'Results are in {workdir}')
-  return 0
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
+import copy
 import itertools
 import json
 from typing import Any
@@ -18,9 +19,13 @@ from sinkformer_jax import models
 Rule = Callable[[Any], str | None]
 
 
-def _integer(least: int, below: float = float('inf')) -> Rule:
-  words = f'an integer of at least {least}'
-  words += f' and below {below}' if below < float('inf') else ''
+# Steps are counted in 32 bits, and sizes beyond this fit no machine.
+_MOST_STEPS = 2**31
+_MOST_UNITS = 2**20
+
+
+def _integer(least: int, below: int = _MOST_STEPS) -> Rule:
+  words = f'an integer of at least {least} and below {below}'
 
   def rule(value):
     is_integer = isinstance(value, int) and not isinstance(value, bool)
@@ -42,7 +47,8 @@ def _number(least: float, below: float = float('inf')) -> Rule:
 
 def _one_of(choices: Collection[str]) -> Rule:
   # Looked at when a config is checked: users may add to the choices.
-  return lambda x: None if x in choices else f'one of {", ".join(choices)}'
+  words = lambda: f'one of {", ".join(choices)}'
+  return lambda x: None if isinstance(x, str) and x in choices else words()
 
 
 def _boolean(value):
@@ -74,8 +80,8 @@ def _lengths(value):
 RULES: dict[str, Rule] = {
   'seed': _integer(0, below=2**32),
   'total_steps': _integer(1),
-  'batch_size': _integer(1),
-  'eval_batch_size': _integer(1),
+  'batch_size': _integer(1, below=_MOST_UNITS),
+  'eval_batch_size': _integer(1, below=_MOST_UNITS),
   'log_every_steps': _integer(1),
   'eval_every_steps': _integer(1),
   'checkpoint.every_steps': _integer(1),
@@ -85,13 +91,13 @@ RULES: dict[str, Rule] = {
   'data.source': _text,
   'data.dir': _text,
   'model.name': _one_of(models.MODELS),
-  'model.num_layers': _integer(1),
-  'model.width': _integer(1),
-  'model.num_heads': _integer(1),
-  'model.ffn_dim': _integer(1),
+  'model.num_layers': _integer(1, below=_MOST_UNITS),
+  'model.width': _integer(1, below=_MOST_UNITS),
+  'model.num_heads': _integer(1, below=_MOST_UNITS),
+  'model.ffn_dim': _integer(1, below=_MOST_UNITS),
   'model.pooling': _one_of(models.POOLINGS),
   'model.normalizer': _one_of(attention.NORMALIZERS),
-  'model.num_iters': _integer(0),
+  'model.num_iters': _integer(0, below=_MOST_UNITS),
   'model.norm_position': _one_of(('pre', 'post')),
   'model.skip': _boolean,
   'model.ffn': _boolean,
@@ -113,21 +119,54 @@ RULES: dict[str, Rule] = {
 }
 # Fields that only some models and data sets have.
 MODEL_RULES: dict[str, dict[str, Rule]] = {
-  'vit': {'model.patch_size': _integer(1)},
+  'vit': {'model.patch_size': _integer(1, below=_MOST_UNITS)},
   'text': {'model.positions': _one_of(models.POSITIONS)},
 }
 _TEXT_RULES: dict[str, Rule] = {
-  'data.max_length': _integer(1),
+  'data.max_length': _integer(1, below=_MOST_UNITS),
   'data.bucket_lengths': _lengths,
-  'data.vocab_size': _integer(256),  # Every byte has a piece.
+  'data.vocab_size': _integer(
+    256, below=_MOST_UNITS
+  ),  # Every byte has a piece.
   'data.tokenizer': _text,
 }
 DATA_RULES: dict[str, dict[str, Rule]] = {
   'ag_news': _TEXT_RULES,
-  'cats_vs_dogs': {'data.image_size': _integer(1), 'data.augment': _boolean},
+  'cats_vs_dogs': {
+    'data.image_size': _integer(1, below=_MOST_UNITS),
+    'data.augment': _boolean,
+  },
   'imdb': _TEXT_RULES,
   'mnist': {},
 }
+
+
+# Fields that came after runs were saved without them, each with the value by
+# which the code does what it did then.
+ADDED: dict[str, Any] = {}
+
+
+def complete(
+  saved: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Fills in the fields that a saved config is older than.
+
+  Args:
+    saved: the nested dict of a saved config.
+
+  Returns:
+    The whole nested dict, and what was filled in: ``{'model.width': 128}``.
+  """
+  whole = copy.deepcopy(dict(saved))
+  known = flatten(whole)
+  filled_in = {k: v for k, v in ADDED.items() if k not in known}
+  for field, value in filled_in.items():
+    *sections, name = field.split('.')
+    place = whole
+    for section in sections:
+      place = place.setdefault(section, {})
+    place[name] = value
+  return whole, filled_in
 
 
 def check(config: ml_collections.ConfigDict) -> None:

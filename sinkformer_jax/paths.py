@@ -14,8 +14,12 @@ def resolve(path: str | os.PathLike, name: str) -> pathlib.Path:
     name: what the user knows it by, for the error.
 
   Raises:
-    errors.UserError: for the home directory of an unknown user.
+    errors.UserError: for the home directory of an unknown user, and for names
+      that Orbax and JSON could not hold.
   """
+  text = os.fspath(path)
+  if '\0' in text or text.encode(errors='replace').decode() != text:
+    raise errors.UserError(f'{name}={text!r} is not text in UTF-8.')
   try:
     return pathlib.Path(path).expanduser().absolute()
   except RuntimeError as error:

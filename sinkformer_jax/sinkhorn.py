@@ -76,8 +76,8 @@ def sinkhorn(
       query and the key are both valid.
     fused: whether all iterations run in one kernel (`sinkhorn_pallas`), which
       takes float32 and up to `sinkhorn_pallas.MAX_LENGTH` tokens. By default
-      they do where there is one GPU or TPU, unless the environment variable
-      SINKFORMER_FUSED is 0.
+      they do on a GPU or TPU, unless the environment variable SINKFORMER_FUSED
+      is 0; where there are several, only inside `jax.shard_map`.
 
   Returns:
     Weights ``[..., q_length, kv_length]``: rows of valid queries sum to 1,
@@ -165,8 +165,11 @@ def largest(x: jax.Array, axis: int | tuple[int, ...] | None = None):
 
 def _is_fused(logits):
   """Whether the kernel is there for these logits, and wanted."""
-  # Several devices would each have to be given their share by hand.
-  if jax.default_backend() not in ('gpu', 'tpu') or jax.device_count() > 1:
+  if jax.default_backend() not in ('gpu', 'tpu'):
+    return False
+  # XLA would gather the matrices of several devices for one kernel.
+  has_own_share = jax.sharding.get_abstract_mesh().are_all_axes_manual
+  if jax.device_count() > 1 and not has_own_share:
     return False
   from sinkformer_jax import sinkhorn_pallas
 

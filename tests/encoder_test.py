@@ -291,6 +291,7 @@ def test_masks():
   check(make('softmax'), inputs(), mask=mask, num_iters=0)
 
 
+# S03, S04
 @pytest.mark.parametrize('normalizer', ['softmax', 'sinkhorn'])
 @pytest.mark.parametrize('filler', [1e4, np.nan])
 def test_padding_changes_nothing(normalizer, filler):
@@ -366,6 +367,7 @@ def test_dropout_has_its_own_key_in_every_layer():
     model.apply({'params': params}, x, deterministic=False)
 
 
+# S13
 def test_captured_attention_is_before_dropout():
   model = make(dropout_rate=0.5)
   params = init(model, inputs())
@@ -387,6 +389,7 @@ def test_captured_attention_is_before_dropout():
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+# J02
 def test_captures_do_not_pile_up_and_keep_layers_apart():
   model = make()
   params = init(model, inputs())
@@ -439,16 +442,22 @@ def test_own_normalizer():
   np.testing.assert_allclose(weights, 1 / LENGTH, rtol=1e-6)
 
 
-def test_bfloat16_is_near_float32():
+# S05
+@pytest.mark.parametrize('padded', [False, True])
+def test_bfloat16_is_near_float32(padded):
   x = inputs()
   params = init(make(), x)
-  exact = apply(make(), params, x)
+  valid = np.ones(x.shape[:2], bool)
+  valid[0, 4:] = not padded
+  mask = valid if padded else None
+  exact = apply(make(), params, x, mask=mask)
   model = make(dtype=jnp.bfloat16)
   result, sown = apply(
-    model, params, x, mutable=[attention.CAPTURE, attention.MONITOR]
+    model, params, x, mask=mask, mutable=[attention.CAPTURE, attention.MONITOR]
   )
   assert result.dtype == jnp.bfloat16
-  np.testing.assert_allclose(np.float32(result), exact, atol=5e-2)
+  np.testing.assert_allclose(np.float32(result)[valid], exact[valid], atol=5e-2)
+  assert np.isfinite(np.float32(result)).all()
   blocks = sown[attention.CAPTURE]['blocks']['attention']
   assert blocks['attention'].dtype == blocks['logits'].dtype == jnp.float32
   row_error = sown[attention.MONITOR]['blocks']['attention']['row_error']
@@ -479,6 +488,8 @@ def test_layer_norm_and_its_gradient(dtype):
     compare(vjp(tangent)[0], expected_vjp(tangent)[0])
 
 
+# S12
+@pytest.mark.slow
 def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():
   def temp_bytes(num_layers, num_iters):
     model = encoder.Encoder(
@@ -500,6 +511,7 @@ def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():
   assert of_a_layer(10) < 1.5 * of_a_layer(0)
 
 
+# J04
 def test_compile_time_does_not_grow_with_depth():
   def equations(num_layers):
     model = make(num_layers=num_layers)

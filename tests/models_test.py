@@ -193,6 +193,7 @@ def test_split_patches_keeps_pixels_of_a_patch_together():
     models.split_patches(jnp.asarray(x), 5)
 
 
+# S03
 @pytest.mark.parametrize('pooling', ['cls', 'mean'])
 @pytest.mark.parametrize('normalizer', ['softmax', 'sinkhorn'])
 def test_padded_patches_change_nothing(config, pooling, normalizer):

@@ -51,6 +51,7 @@ def check(logits, num_iters):
   np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
 
 
+# S11
 @pytest.mark.parametrize(
   ('n_q', 'n_k', 'num_iters'),
   [
@@ -256,3 +257,13 @@ def test_sinkhorn_takes_the_kernel_where_it_is_there_and_wanted(monkeypatch):
   monkeypatch.setattr(jax, 'device_count', lambda: 2)
   sinkhorn.sinkhorn(logits, 3)
   assert len(calls) == 1
+  # With several, each takes its share.
+  share_out = jax.shard_map(
+    lambda x: sinkhorn.sinkhorn(x, 3),
+    mesh=jax.sharding.AbstractMesh((2,), ('data',)),
+    in_specs=jax.sharding.PartitionSpec('data'),
+    out_specs=jax.sharding.PartitionSpec('data'),
+    check_vma=False,
+  )
+  jax.eval_shape(share_out, logits)
+  assert calls[1:] == [(1, 9, 9)]

@@ -96,6 +96,7 @@ def test_numbers_of_iterations(num_iters):
   check(normal((3, 2, 50, 47)), num_iters)
 
 
+# S01
 @pytest.mark.parametrize('num_iters', [1, 10, 50])
 @pytest.mark.parametrize('scale', [1e-3, 1e-1, 3, 10, 50, 1e2, 1e3, 1e4])
 def test_logit_scales(scale, num_iters):
@@ -156,6 +157,7 @@ def test_easy_logits_leave_the_loop_and_hard_ones_do_not():
   assert blocks_run[2] <= 2
 
 
+# S01
 @pytest.mark.parametrize('num_iters', [1, 10, 50])
 def test_constant_offset_changes_nothing(num_iters):
   logits = normal((4, 16, 16))
@@ -181,6 +183,7 @@ def test_float64(num_iters):
       np.testing.assert_allclose(actual_gradient, gradient, 0, 1e-10)
 
 
+# S11
 @pytest.mark.parametrize('num_iters', [1, 10])
 def test_gradient_against_central_differences(num_iters):
   with jax.enable_x64(True):
@@ -202,6 +205,7 @@ def test_gradient_against_central_differences(num_iters):
     )
 
 
+# S09
 def test_no_iterations_is_softmax():
   logits = normal((2, 4, 9, 9), 3)
   expected = jax.nn.softmax(logits, axis=-1)
@@ -209,6 +213,7 @@ def test_no_iterations_is_softmax():
   np.testing.assert_allclose(sinkhorn.sinkhorn(logits, 0), expected, atol=1e-6)
 
 
+# S06, S09
 @pytest.mark.parametrize('scale', [1.0, 10.0, 1e4])
 def test_rows_are_closed_and_columns_are_reported(scale):
   logits = normal((4, 50, 50), scale)
@@ -252,6 +257,7 @@ def random_masks(shape, seed=0):
   return rows, columns, rows[..., :, None] & columns[..., None, :]
 
 
+# S03
 @pytest.mark.parametrize('num_iters', [0, 1, 10, 50])
 @pytest.mark.parametrize(
   ('shape', 'filler'),
@@ -301,6 +307,7 @@ def test_one_mask_serves_all_heads(num_iters):
     assert errors[0][0].shape == errors[1][0].shape == shape[:2]
 
 
+# S04
 @pytest.mark.parametrize('num_iters', [0, 1, 50])
 def test_all_invalid_example_gives_zeros(num_iters):
   mask = np.ones((2, 8, 8), bool)
@@ -322,6 +329,7 @@ def test_all_invalid_example_gives_zeros(num_iters):
   assert row_error[1] == column_error[1] == 0
 
 
+# S08
 @pytest.mark.parametrize('num_iters', [0, 3, 50])
 def test_result_does_not_depend_on_neighbours(num_iters):
   # The second half needs all iterations, the first leaves them early.
@@ -340,6 +348,7 @@ def test_result_does_not_depend_on_neighbours(num_iters):
   np.testing.assert_allclose(mapped, mixed[0], rtol=0, atol=1e-6)
 
 
+# S11
 def test_transformations_agree():
   logits = jnp.asarray(normal((3, 2, 10, 10), 2))
   cotangent = jnp.asarray(normal(logits.shape, seed=1))
@@ -367,6 +376,7 @@ def test_transformations_agree():
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-6)
 
 
+# S05
 def test_low_precision_logits_are_normalized_in_float32():
   logits = jnp.asarray(normal((2, 50, 50), 2), jnp.bfloat16)
   for fn in (sinkhorn.softmax, functools.partial(sinkhorn.sinkhorn)):
@@ -384,6 +394,7 @@ def test_low_precision_logits_are_normalized_in_float32():
   assert 'f16' not in str(inside)
 
 
+# S12
 def test_scratch_memory_grows_with_tokens_not_matrices():
   def temp_bytes(num_iters):
     logits = jax.ShapeDtypeStruct((16, 64, 64), jnp.float32)
@@ -395,6 +406,7 @@ def test_scratch_memory_grows_with_tokens_not_matrices():
   assert temp_bytes(50) < temp_bytes(2) + 6 * matrices
 
 
+# J04
 def test_compile_time_does_not_grow_with_iterations():
   def lines(num_iters):
     fn = jax.grad(lambda x: (sinkhorn.sinkhorn(x, num_iters) ** 2).sum())

@@ -120,7 +120,7 @@ def read_csv(path: pathlib.Path, content: bytes) -> dataset_lib.Arrays:
     raise errors.DataError(
       f'{path} line {line} is not UTF-8: {error}. Download it again.'
     ) from error
-  texts, labels = [], []
+  texts, labels, names = [], [], []
   for line, row in _rows(path, decoded):
     where = f'{path} line {line}'
     if len(row) != 3:
@@ -133,12 +133,11 @@ def read_csv(path: pathlib.Path, content: bytes) -> dataset_lib.Arrays:
         f'{where} has class {row[0]!r}, which must be 1, 2, 3 or 4. The'
         ' official file has no header.'
       )
-    if not (row[1] + row[2]).strip():
-      raise errors.DataError(f'{where} has an empty text.')
     # The official classes count from 1.
     labels.append(int(row[0]) - 1)
     texts.append(f'{row[1]} {row[2]}')
-  return text.examples(texts, labels, len(CLASSES), str(path))
+    names.append(where)
+  return text.examples(texts, labels, len(CLASSES), names)
 
 
 def _rows(path, decoded):
@@ -164,7 +163,8 @@ def _from_tfds(data_dir):
       tfds_reader.as_text(a) + ' ' + tfds_reader.as_text(b)
       for a, b in zip(titles, descriptions, strict=True)
     ]
-    return text.examples(joined, labels, len(CLASSES), f'{origin} {split}')
+    names = tfds_reader.names(origin, split, len(labels))
+    return text.examples(joined, labels, len(CLASSES), names)
 
   splits = {split: examples(split) for split in OFFICIAL_SIZES}
   return splits, {'origin': origin, 'checksums': {}}

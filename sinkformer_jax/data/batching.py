@@ -46,7 +46,11 @@ def _by_length(dataset, split, indices):
 
 
 def train_batch(
-  dataset: dataset_lib.Dataset, step: int, batch_size: int, seed: int
+  dataset: dataset_lib.Dataset,
+  step: int,
+  batch_size: int,
+  seed: int,
+  rows: np.ndarray | slice = slice(None),
 ) -> dataset_lib.Arrays:
   """The batch of a training step, a pure function of `seed` and `step`.
 
@@ -59,21 +63,26 @@ def train_batch(
     step: from 0.
     batch_size: examples in a batch.
     seed: of the order of examples.
+    rows: which of the batch's examples are wanted.
 
   Returns:
-    Preprocessed arrays with `batch_size` examples.
+    Preprocessed arrays with `batch_size` examples, or those of `rows`.
   """
   epoch, i = divmod(step, steps_per_epoch(dataset, batch_size))
   indices = _epoch_batches(dataset, batch_size, seed, epoch)[i]
-  arrays = _take(dataset, 'train', indices)
   if dataset.augment:
+    indices = indices[rows]
     keys = np.stack(np.broadcast_arrays(seed, epoch, indices), axis=-1)
-    arrays = dataset.augment(arrays, keys)
-  return dataset.preprocess(arrays)
+    arrays = dataset.augment(_take(dataset, 'train', indices), keys)
+    return dataset.preprocess(arrays)
+  return _prepared(dataset, 'train', indices, rows)
 
 
 def eval_batches(
-  dataset: dataset_lib.Dataset, split: str, batch_size: int
+  dataset: dataset_lib.Dataset,
+  split: str,
+  batch_size: int,
+  rows: np.ndarray | slice = slice(None),
 ) -> Iterator[dataset_lib.Arrays]:
   """Every example of a split once, in batches of one size.
 
@@ -81,10 +90,12 @@ def eval_batches(
     dataset: the data set.
     split: 'train', 'validation' or 'test'.
     batch_size: examples in a batch.
+    rows: which examples of each batch are wanted.
 
   Yields:
     Preprocessed arrays, and ``_mask``: False for the examples that only fill
-    up the last batch. Images come in the order of the split, texts by length.
+    up the last batch. Images come in the order of the split, texts by
+    length. Whatever the rows, there are as many batches.
   """
   num_examples = dataset.info.splits[split]
   order = np.arange(num_examples)
@@ -94,8 +105,17 @@ def eval_batches(
     places = np.arange(start, start + batch_size)
     mask = places < num_examples
     indices = order[np.where(mask, places, start)]
-    batch = dataset.preprocess(_take(dataset, split, indices))
+    batch = _prepared(dataset, split, indices, rows)
+    mask = mask[rows]
     yield {**batch, '_mask': mask}
+
+
+def _prepared(dataset, split, indices, rows):
+  """Rows of a batch, padded to what the whole batch needs."""
+  if not dataset.bucket_lengths:
+    return dataset.preprocess(_take(dataset, split, indices[rows]))
+  batch = dataset.preprocess(_take(dataset, split, indices))
+  return {key: x[rows] for key, x in batch.items()}
 
 
 def _take(dataset, split, indices):

@@ -106,30 +106,24 @@ def _from_files(data_dir):
 
 def _from_reviews(reviews, origin):
   """Splits from ``(name, content)`` of files as the archive has them."""
-  found = {split: ([], []) for split in OFFICIAL_SIZES}
+  found = {split: [] for split in OFFICIAL_SIZES}
   for name, content in reviews:
     split, label = _REVIEW.search(name).groups()
-    try:
-      review = content.decode()
-    except UnicodeDecodeError as error:
-      raise errors.DataError(
-        f'{name} of {origin} is not UTF-8: {error}.'
-      ) from error
-    if not review.strip():
-      raise errors.DataError(f'{name} of {origin} has an empty text.')
-    found[split][0].append(review)
-    found[split][1].append(CLASSES.index(label))
-  for split, (texts, _) in found.items():
-    if not texts:
+    row = (content, CLASSES.index(label), f'{name} of {origin}')
+    found[split].append(row)
+  for split, rows in found.items():
+    if not rows:
       raise errors.DataError(
         f'{origin} holds no {split}/neg/*.txt and {split}/pos/*.txt: it is'
         ' incomplete. Download it again.'
       )
-  splits = {
-    split: text.examples(*columns, len(CLASSES), f'{origin} {split}')
-    for split, columns in found.items()
-  }
+  splits = {split: _examples(rows) for split, rows in found.items()}
   return splits, {'origin': str(origin), 'checksums': {}}
+
+
+def _examples(rows):
+  texts, labels, names = zip(*rows, strict=True)
+  return text.examples(texts, labels, len(CLASSES), names)
 
 
 def _in_archive(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
@@ -157,19 +151,18 @@ def _from_jsonl(folder, files):
       raise errors.DataError(
         f'{folder / split}.jsonl[.gz] is missing. {HOW_TO_SUPPLY}'
       )
-    texts, labels = [], []
+    rows = []
     for path in paths_of_split:
       content = sources.read(path)
       checksums[path.name.removesuffix('.gz')] = hashlib.sha256(
         content
       ).hexdigest()
       for i, line in enumerate(content.splitlines(), start=1):
-        review, label = _parse(f'{path} line {i}', line)
-        texts.append(review)
-        labels.append(label)
-    splits[split] = text.examples(
-      texts, labels, len(CLASSES), f'{folder} {split}'
-    )
+        where = f'{path} line {i}'
+        rows.append((*_parse(where, line), where))
+    if not rows:
+      raise errors.DataError(f'{path} is empty. Download it again.')
+    splits[split] = _examples(rows)
   return splits, {'origin': str(folder), 'checksums': checksums}
 
 
@@ -177,6 +170,8 @@ def _parse(where, line):
   try:
     review = json.loads(line)
     content, label = review['text'], review['label']
+    if not isinstance(content, str):
+      raise TypeError(f'its text is {content!r}')
   except UnicodeDecodeError as error:
     raise errors.DataError(f'{where} is not UTF-8: {error}.') from error
   except (ValueError, KeyError, TypeError) as error:
@@ -184,13 +179,7 @@ def _parse(where, line):
       f'{where} is not an object with "text" and "label": {error}. Is the file'
       ' cut off?'
     ) from error
-  if not isinstance(content, str) or not content.strip():
-    raise errors.DataError(f'{where} has an empty text.')
-  if label not in (0, 1):
-    raise errors.DataError(
-      f'{where} has label {label!r}, which must be 0 or 1.'
-    )
-  return content, int(label)
+  return content, label
 
 
 def _from_tfds(data_dir):
@@ -198,8 +187,11 @@ def _from_tfds(data_dir):
   origin = str(prepared / TFDS_NAME)
 
   def examples(split):
-    columns = tfds_reader.read(TFDS_NAME, prepared, split, ('text', 'label'))
-    return text.examples(*columns, len(CLASSES), f'{origin} {split}')
+    texts, labels = tfds_reader.read(
+      TFDS_NAME, prepared, split, ('text', 'label')
+    )
+    names = tfds_reader.names(origin, split, len(labels))
+    return text.examples(texts, labels, len(CLASSES), names)
 
   splits = {split: examples(split) for split in OFFICIAL_SIZES}
   return splits, {'origin': origin, 'checksums': {}}

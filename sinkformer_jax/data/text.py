@@ -21,7 +21,7 @@ def examples(
   texts: Sequence[str | bytes],
   labels: Sequence[int],
   num_classes: int,
-  origin: str,
+  names: Sequence[str],
 ) -> dataset_lib.Arrays:
   """Checks what a source has given.
 
@@ -29,31 +29,30 @@ def examples(
     texts: as strings or as UTF-8.
     labels: from 0.
     num_classes: labels are below this.
-    origin: where they come from, for errors.
+    names: where each is from, for errors.
 
   Returns:
     ``{'text', 'label'}``, texts without white space around them.
 
   Raises:
     errors.DataError: for a text that is empty or not UTF-8 and for a label out
-      of range; names the example. Also if there is none.
+      of range; names it.
   """
-  if not len(texts):
-    raise errors.DataError(f'{origin} holds no examples.')
   cleaned = np.empty(len(texts), object)
-  for i, (text, label) in enumerate(zip(texts, labels, strict=True)):
-    where = f'{origin}: example {i + 1} of {len(texts)}'
-    if isinstance(text, bytes):
-      try:
-        text = text.decode()
-      except UnicodeDecodeError as error:
-        raise errors.DataError(f'{where} is not UTF-8: {error}.') from error
+  for i, (text, label, name) in enumerate(
+    zip(texts, labels, names, strict=True)
+  ):
+    try:
+      text = text.decode() if isinstance(text, bytes) else text
+      text.encode()  # JSON can name half a character.
+    except UnicodeError as error:
+      raise errors.DataError(f'{name} is not UTF-8: {error}.') from error
     cleaned[i] = text.strip()
     if not cleaned[i]:
-      raise errors.DataError(f'{where} has an empty text.')
+      raise errors.DataError(f'{name} has an empty text.')
     if label not in range(num_classes):
       raise errors.DataError(
-        f'{where} has label {label!r}, which must be from 0 to'
+        f'{name} has label {label!r}, which must be from 0 to'
         f' {num_classes - 1}.'
       )
   return {'text': cleaned, 'label': np.array(labels, np.int32)}
@@ -105,9 +104,10 @@ def load(
   )
   num_train = len(train['label'])
   num_validation = round(validation_share * num_train)
-  if not num_validation:
+  if not num_validation or not len(test['label']):
     raise errors.DataError(
-      f'{provenance["origin"]}: {num_train} training texts are too few.'
+      f'{provenance["origin"]}: {num_train} training texts and'
+      f' {len(test["label"])} test texts are too few.'
     )
   sizes = {'validation': num_validation, 'train': num_train - num_validation}
   parts = {**dataset_lib.split(train, sizes), 'test': test}

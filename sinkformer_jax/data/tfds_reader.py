@@ -115,6 +115,11 @@ def columns(
   return values
 
 
+def names(origin: str, split: str, count: int) -> list[str]:
+  """What the examples of a split are called in errors."""
+  return [f'{origin} {split}: example {i + 1}' for i in range(count)]
+
+
 def as_text(value: bytes | str) -> str:
   """A value of a text field: TFDS gives bytes, which it has made of text."""
   return value.decode() if isinstance(value, bytes) else value

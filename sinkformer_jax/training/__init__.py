@@ -5,6 +5,7 @@ from sinkformer_jax.training.runs import check_dataset
 from sinkformer_jax.training.runs import evaluate_run
 from sinkformer_jax.training.runs import load_run
 from sinkformer_jax.training.runs import Run
+from sinkformer_jax.training.seeds import train_seeds
 
 __all__ = [
   'Run',
@@ -12,4 +13,5 @@ __all__ = [
   'evaluate_run',
   'load_run',
   'train_and_evaluate',
+  'train_seeds',
 ]

@@ -9,6 +9,7 @@ import numpy as np
 
 from sinkformer_jax import data
 from sinkformer_jax import errors
+from sinkformer_jax.training import sharding
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ def evaluate(
   dataset: data.Dataset,
   split: str,
   batch_size: int,
-  batch_sharding: jax.sharding.Sharding | None = None,
+  mesh: jax.sharding.Mesh,
   should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
   """Loss, accuracy and marginal errors of a split.
@@ -33,8 +34,8 @@ def evaluate(
     dataset: the data set.
     split: 'train', 'validation' or 'test'.
     batch_size: examples in a batch; the result does not depend on it.
-    batch_sharding: where batches go.
-    should_stop: asked between batches.
+    mesh: devices, of any number of processes: all get the same result.
+    should_stop: asked before each batch.
 
   Returns:
     ``loss``, ``accuracy``, ``count``, and the largest ``row_error`` and
@@ -45,13 +46,16 @@ def evaluate(
     errors.RunError: if a loss is not finite.
   """
   losses, correct, by_layer = [], [], []
-  for batch in data.eval_batches(dataset, split, batch_size):
+  # A batch larger than the split would be filled up for nothing.
+  largest = -(-dataset.info.splits[split] // mesh.size) * mesh.size
+  batch_size = min(batch_size, largest)
+  rows = sharding.own_rows(mesh, batch_size)
+  for batch in data.eval_batches(dataset, split, batch_size, rows):
     if should_stop():
       return None
-    mask = batch.pop('_mask')
-    result = jax.device_get(
-      eval_step(params, jax.device_put(batch, batch_sharding))
-    )
+    batch = sharding.put_batch(mesh, batch_size, batch)
+    result = jax.device_get(eval_step(params, batch))
+    mask = result['_mask']
     losses.append(result['loss'][mask])
     correct.append(result['correct'][mask])
     by_layer.append((result['row_error'], result['column_error']))

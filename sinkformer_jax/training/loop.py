@@ -1,9 +1,12 @@
 """The training loop."""
 
+from collections.abc import Generator
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
+import pathlib
 import time
 from typing import Any
 
@@ -18,6 +21,7 @@ from sinkformer_jax import models
 from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import hosts
 from sinkformer_jax.training import interruption
 from sinkformer_jax.training import metrics as metrics_lib
 from sinkformer_jax.training import optimizer
@@ -36,6 +40,9 @@ def train_and_evaluate(
   A resumed run sees the batches and random keys that an uninterrupted one
   would have seen; on CPU its parameters are equal bit for bit.
 
+  Several processes, connected by `jax.distributed`, all call this with the
+  same config and a directory that all of them see.
+
   Args:
     config: a whole config.
     workdir: the run directory; made if it is not there. SIGTERM and Ctrl-C
@@ -46,19 +53,26 @@ def train_and_evaluate(
     end. A finished run is returned as it is; nothing is changed.
 
   Raises:
-    errors.UserError: for a config, data or directory that cannot be used, and
-      for a loss or gradient that is not finite.
+    errors.UserError: for a config, data or directory that cannot be used, for
+      a loss or gradient that is not finite, and where another process is lost.
   """
   configuration.check(config)
   workdir = paths.resolve(workdir, 'workdir')
-  with workdir_lib.claim(workdir, config):
-    if (workdir / 'result.json').exists():
-      logger.info('%s is finished; nothing to do.', workdir)
-      return workdir_lib.read_json(workdir / 'result.json')
+  with hosts.lost_peers_are_named(), workdir_lib.claim(workdir, config):
+    if hosts.from_first((workdir / 'result.json').exists()):
+      return workdir_lib.finished_result(workdir)
     # Data first: while it is loaded or downloaded, signals end the process.
-    start = _Training(config, workdir)
-    with interruption.StopSignal() as start.stop:
-      return start.run()
+    training = Training(config, workdir)
+    with (
+      interruption.StopSignal() as training.stop,
+      contextlib.closing(training.run()) as run,
+    ):
+      answer = None
+      try:
+        while True:
+          answer = training.train_step(*run.send(answer))
+      except StopIteration as finished:
+        return finished.value
 
 
 @dataclasses.dataclass
@@ -69,33 +83,76 @@ class _Position:
   state: steps.TrainState
 
 
-class _Training:
-  """What one start of a training needs."""
+class Training:
+  """One start of a training, and what it needs.
+
+  Attributes:
+    stop: has to be set before it runs.
+    train_step: see `steps.make_train_step`.
+    label: begins its lines in the log.
+  """
 
   stop: interruption.StopSignal
+  label = ''
 
-  def __init__(self, config, workdir):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    other: 'Training | None' = None,
+  ):
+    """Loads the data.
+
+    Args:
+      config: a whole config.
+      workdir: the run directory, claimed for it.
+      other: a training that differs in its seed alone, to share what both need.
+    """
     self.config, self.workdir = config, workdir
+    self.seed = np.uint32(config.seed)
     self.mesh = sharding.create_mesh()
     for field in ('batch_size', 'eval_batch_size'):
       sharding.check_batch_size(self.mesh, f'config.{field}', config[field])
-    self.dataset = data.load(workdir_lib.data_config(config, workdir))
+    if other:
+      self.dataset = other.dataset
+    else:
+      with hosts.first_then_others():
+        # What has to be downloaded or prepared is, once.
+        self.dataset = data.load(workdir_lib.data_config(config, workdir))
+      about = self.dataset.info.provenance
+      tokenizer = about.get('tokenizer', {}).get('sha256')
+      name = f'data ({about["origin"]})'
+      hosts.check_same({name: (about['fingerprint'], tokenizer)})
     self.steps_per_epoch = data.steps_per_epoch(self.dataset, config.batch_size)
     self.model = models.create_model(config.model, self.dataset.info)
     tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
-    self.create_state = functools.partial(
-      steps.create_state, self.model, tx, self.dataset.info, config.seed
+    if other:
+      self.create_state = other.create_state
+      self.train_step, self.eval_step = other.train_step, other.eval_step
+      return
+    self.create_state = jax.jit(
+      functools.partial(steps.create_state, self.model, tx, self.dataset.info),
+      out_shardings=sharding.replicated(self.mesh),
     )
+    _check_memory(jax.eval_shape(self.create_state, self.seed))
     self.train_step = steps.make_train_step(
       self.model,
       tx,
       optimizer.create_schedule(config.optimizer, config.total_steps),
-      config.seed,
       self.mesh,
     )
     self.eval_step = steps.make_eval_step(self.model, self.mesh)
 
-  def run(self):
+  def run(self) -> Generator[tuple, tuple | None, dict[str, Any] | None]:
+    """Trains from scratch or from the newest checkpoint, then evaluates.
+
+    Yields:
+      Arguments of `train_step`, and is sent what it returns: several trainings
+      can have their steps computed together (see `seeds`). None stops it.
+
+    Returns:
+      See `train_and_evaluate`.
+    """
     config = self.config
     workdir_lib.check_data(self.workdir, self.dataset.info)
     with checkpoints.Checkpoints(
@@ -105,16 +162,20 @@ class _Training:
       writable=True,
     ) as saved:
       position = self._start(saved)
-      workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
+      with hosts.first_then_others():
+        workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
       with (
         metrics_lib.MetricWriter(self.workdir, position.step) as writer,
-        metrics_lib.Progress(position.step, config.total_steps) as progress,
+        metrics_lib.Progress(
+          position.step, config.total_steps, self.label
+        ) as progress,
       ):
-        finished = self._train(position, saved, writer, progress)
-        result = finished and self._finish(position, writer)
+        finished = yield from self._train(position, saved, writer, progress)
+        result = finished and self._finish(position, saved, writer)
       if not result:
         logger.info(
-          'Stopped after step %d of %d. The same command goes on from there.',
+          '%sStopped after step %d of %d. The same command goes on from there.',
+          self.label,
           position.step,
           config.total_steps,
         )
@@ -122,18 +183,18 @@ class _Training:
     return result
 
   def _start(self, saved):
-    """The newest checkpoint, or a fresh state, which is saved as step 0."""
-    replicated = sharding.replicated(self.mesh)
-    if saved.steps:
+    """The newest good checkpoint, or a fresh state, saved as step 0."""
+    if hosts.from_first(len(saved.steps)):
       abstract = checkpoints.abstract(
-        jax.eval_shape(self.create_state), replicated
+        jax.eval_shape(self.create_state, self.seed),
+        sharding.replicated(self.mesh),
       )
-      state = saved.restore(abstract)
+      state = saved.restore_newest_readable(abstract)
       step = int(state.step)
       logger.info('Going on from step %d in %s', step, self.workdir)
       return _Position(step, state)
     logger.info('Starting in %s', self.workdir)
-    state = jax.jit(self.create_state, out_shardings=replicated)()
+    state = self.create_state(self.seed)
     logger.info(
       '%d parameters, %d steps of %d examples, %d steps an epoch',
       sum(x.size for x in jax.tree.leaves(state.params)),
@@ -147,21 +208,27 @@ class _Training:
     return _Position(0, state)
 
   def _train(self, position, saved, writer, progress):
-    """Trains to the end; False if a signal came first."""
+    """Trains to the end; False if a signal came first. See `run`."""
     config = self.config
     start = time.monotonic() - _elapsed_s(writer)
     if self._evaluation_is_due(position.step):
       # Unless the signal that stopped the last start came during it.
       self._validate(position, writer)
+    saved.best = _best_step(writer, saved.steps)
     pending, clock = None, (position.step, time.monotonic())
-    while position.step < config.total_steps and not self.stop.requested:
-      batch = jax.device_put(
+    rows = sharding.own_rows(self.mesh, config.batch_size)
+    while not self.stop.check() and position.step < config.total_steps:
+      batch = sharding.put_batch(
+        self.mesh,
+        config.batch_size,
         data.train_batch(
-          self.dataset, position.step, config.batch_size, config.seed
+          self.dataset, position.step, config.batch_size, config.seed, rows
         ),
-        sharding.split_batch(self.mesh),
       )
-      position.state, metrics = self.train_step(position.state, batch)
+      answer = yield position.state, batch, self.seed
+      if answer is None:
+        break
+      position.state, metrics = answer
       position.step += 1
       step = position.step
       last = step == config.total_steps
@@ -188,8 +255,9 @@ class _Training:
       progress.update(step, shown)
       if validate:
         self._validate(position, writer)
+        saved.best = _best_step(writer, {*saved.steps, step})
         clock = (step, time.monotonic())
-      if save:
+      if save or saved.best == step:
         saved.save(step, position.state)
     if self.stop.requested and position.step:
       if pending:
@@ -257,37 +325,39 @@ class _Training:
       self.dataset,
       split,
       self.config.eval_batch_size,
-      sharding.split_batch(self.mesh),
-      lambda: self.stop.requested,
+      self.mesh,
+      self.stop.check,
     )
 
   def _validate(self, position, writer):
-    """Evaluates and logs, unless that is logged; None if a signal came."""
-    for line in writer.lines:
-      if line['step'] == position.step and 'validation/loss' in line:
-        return {
-          name.removeprefix('validation/'): value
-          for name, value in line.items()
-          if name != 'step'
-        }
+    """Evaluates and logs, unless that is logged; None if a signal came.
+
+    What is logged already is known to the first process alone.
+    """
+    logged = writer.validation(position.step)
+    if hosts.from_first(logged is not None):
+      return logged
     result = self._evaluate(position, 'validation')
     if result is not None:
       writer.write(
         position.step, {f'validation/{k}': v for k, v in result.items()}
       )
       logger.info(
-        'step %d  validation loss %.4f accuracy %.4f',
+        '%sstep %d  validation loss %.4f accuracy %.4f',
+        self.label,
         position.step,
         result['loss'],
         result['accuracy'],
       )
     return result
 
-  def _finish(self, position, writer):
+  def _finish(self, position, saved, writer):
     """Final numbers, from the last parameters; None if a signal came."""
     validation = self._validate(position, writer)
-    test = validation and self._evaluate(position, 'test')
-    if not test:
+    if self.stop.requested:
+      return None
+    test = self._evaluate(position, 'test')
+    if test is None:
       return None
     result = {
       'step': position.step,
@@ -295,12 +365,45 @@ class _Training:
       'train_s': _elapsed_s(writer),
       'validation': validation,
       'test': test,
+      'best_step': _best_step(writer, saved.steps),
       'data': self.dataset.info.provenance['origin'],
       'notice': self.dataset.info.provenance['notice'],
     }
-    workdir_lib.write_json(self.workdir / 'result.json', result)
+    path = self.workdir / 'result.json'
+    with hosts.first_then_others():
+      workdir_lib.write_json(path, result)
+      result = workdir_lib.read_json(path)
     evaluation.warn_of_columns(self.config.model.normalizer, test)
     return result
+
+
+def _check_memory(state):
+  """Refuses a state that has no room, which would end in a kill."""
+  needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  stats = jax.local_devices()[0].memory_stats() or {}
+  there = stats.get(
+    'bytes_limit', os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  )
+  if needed > there:
+    raise errors.ConfigError(
+      f'parameters and optimizer need {needed / 2**30:.0f} GiB, and there are'
+      f' {there / 2**30:.0f}: make config.model.num_layers, config.model.width'
+      ' or config.model.ffn_dim smaller.'
+    )
+
+
+def _best_step(writer, steps):
+  """The one of `steps` with the lowest validation loss; None without any.
+
+  The first process has the log, and says so to the others.
+  """
+  losses = {
+    x['step']: x['validation/loss']
+    for x in writer.lines
+    if x['step'] in steps and 'validation/loss' in x
+  }
+  best = hosts.from_first(min(losses, key=losses.get, default=-1))
+  return None if best < 0 else best
 
 
 def _elapsed_s(writer):

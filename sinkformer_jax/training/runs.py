@@ -16,6 +16,7 @@ from sinkformer_jax import models
 from sinkformer_jax import paths
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
+from sinkformer_jax.training import hosts
 from sinkformer_jax.training import sharding
 from sinkformer_jax.training import steps
 from sinkformer_jax.training import workdir as workdir_lib
@@ -63,8 +64,9 @@ def load_run(
     errors.RunError: if there is no such run or checkpoint, or it is damaged.
   """
   workdir = paths.resolve(workdir, 'workdir')
-  fields = workdir_lib.read_json(workdir / 'config.json')
-  config = ml_collections.ConfigDict(_tuples(fields))
+  fields, filled_in = workdir_lib.read_config(workdir)
+  workdir_lib.say_filled_in(workdir, filled_in)
+  config = ml_collections.ConfigDict(fields)
   info = workdir_lib.read_info(workdir)
   workdir_lib.use_own_tokenizer(config, workdir, info)
   try:
@@ -82,13 +84,6 @@ def load_run(
     params = saved.restore({'params': abstract}, step)['params']
     step = saved.steps[-1] if step is None else step
   return Run(workdir, config, info, model, params, step)
-
-
-def _tuples(fields):
-  """JSON made lists of a config's tuples."""
-  if isinstance(fields, dict):
-    return {name: _tuples(value) for name, value in fields.items()}
-  return tuple(fields) if isinstance(fields, list) else fields
 
 
 def check_dataset(run: Run, dataset: data.Dataset) -> None:
@@ -128,13 +123,14 @@ def evaluate_run(
   check_dataset(run, dataset)
   mesh = sharding.create_mesh()
   sharding.check_batch_size(mesh, 'batch_size', batch_size)
-  result = evaluation.evaluate(
-    steps.make_eval_step(run.model, mesh),
-    run.params,
-    dataset,
-    split,
-    batch_size,
-    sharding.split_batch(mesh),
-  )
+  with hosts.lost_peers_are_named():
+    result = evaluation.evaluate(
+      steps.make_eval_step(run.model, mesh),
+      run.params,
+      dataset,
+      split,
+      batch_size,
+      mesh,
+    )
   evaluation.warn_of_columns(run.config.model.normalizer, result)
   return result

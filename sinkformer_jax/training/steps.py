@@ -35,7 +35,7 @@ def create_state(
   model: nn.Module,
   tx: optax.GradientTransformation,
   info: data.DatasetInfo,
-  seed: int,
+  seed: int | jax.Array,
 ) -> TrainState:
   """Fresh state. Parameters depend on the seed, not on the normalizer."""
   params = model.init(jax.random.key(seed), info.example())['params']
@@ -46,24 +46,25 @@ def make_train_step(
   model: nn.Module,
   tx: optax.GradientTransformation,
   schedule: optax.Schedule,
-  seed: int,
   mesh: jax.sharding.Mesh,
-) -> Callable[[TrainState, dict], tuple[TrainState, Metrics]]:
+) -> Callable[[TrainState, dict, jax.Array], tuple[TrainState, Metrics]]:
   """Builds the jitted training step, which donates the state it is given.
 
   Args:
     model: the model.
     tx: the optimizer.
     schedule: learning rate, for the metrics.
-    seed: of dropout; every step has its own key.
     mesh: devices.
 
   Returns:
-    ``(state, batch) -> (state, metrics)``. Metrics are numbers, and for each
-    layer ``row_error``, ``column_error`` and ``hidden_rms``.
+    ``(state, batch, seed) -> (state, metrics)``. The seed is that of dropout;
+    every step has its own key. It is an argument, so that runs of any seed have
+    one compiled program. Metrics are numbers, and for each layer ``row_error``,
+    ``column_error`` and ``hidden_rms``.
   """
+  model = sharding.on_each_device(model, mesh)
 
-  def train_step(state, batch):
+  def train_step(state, batch, seed):
     rngs = {'dropout': jax.random.fold_in(jax.random.key(seed), state.step)}
 
     inputs, mask = data.model_inputs(batch)
@@ -106,9 +107,11 @@ def make_eval_step(
   """Builds the jitted evaluation step.
 
   Returns:
-    ``(params, batch) -> metrics``: for each example ``loss`` and ``correct``,
-    for each layer ``row_error``, ``column_error`` and ``hidden_rms``.
+    ``(params, batch) -> metrics``: for each example ``loss``, ``correct`` and
+    the batch's ``_mask``, for each layer ``row_error``, ``column_error`` and
+    ``hidden_rms``.
   """
+  model = sharding.on_each_device(model, mesh)
 
   def eval_step(params, batch):
     inputs, mask = data.model_inputs(batch)
@@ -116,7 +119,9 @@ def make_eval_step(
       {'params': params}, inputs, mask=mask, mutable=[attention.MONITOR]
     )
     loss, correct = _score(logits, batch['label'])
-    return {'loss': loss, 'correct': correct, **monitored(sown)}
+    # The mask goes along: each process has that of its own rows alone.
+    scores = {'loss': loss, 'correct': correct, '_mask': batch['_mask']}
+    return {**scores, **monitored(sown)}
 
   return jax.jit(eval_step, out_shardings=sharding.replicated(mesh))
 

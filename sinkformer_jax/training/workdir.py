@@ -7,8 +7,10 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import logging
 import pathlib
 import platform
+import secrets
 import subprocess
 import sys
 from typing import Any
@@ -20,10 +22,13 @@ from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import paths
+from sinkformer_jax.training import hosts
+
+logger = logging.getLogger(__name__)
 
 # Where the data lies may differ between machines; that it is the same data, and
 # the same tokenizer, is checked by its content.
-_MAY_DIFFER = ('data.dir', 'data.source', 'data.tokenizer')
+MAY_DIFFER = ('data.dir', 'data.source', 'data.tokenizer')
 _PACKAGES = (
   'jax',
   'jaxlib',
@@ -54,7 +59,9 @@ def writing(path: pathlib.Path):
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a file whole or not at all."""
+  """Writes a file whole or not at all; the first process alone does."""
+  if not hosts.is_first():
+    return
   temporary = path.with_name(path.name + '.tmp')
   with writing(path):
     temporary.write_text(text)
@@ -62,7 +69,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  """Writes a JSON file whole or not at all."""
+  """Writes a JSON file whole or not at all; the first process alone does."""
   write_text(path, json.dumps(content, indent=2, allow_nan=False) + '\n')
 
 
@@ -83,7 +90,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     raise errors.RunError(
       f'{path.parent} is not a run directory: it has no {path.name}.{hint}'
     ) from error
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise errors.RunError(f'{path} cannot be read: {error}') from error
   if not isinstance(content, dict):
     raise errors.RunError(f'{path} is damaged: it does not hold an object.')
@@ -94,13 +101,37 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
   """Makes the directory this run's, for as long as the context lasts.
 
+  Several processes of one run claim it together.
+
   Raises:
-    errors.RunError: if it cannot be written, is in use by another process, or
-      belongs to a run with another config.
+    errors.RunError: if it cannot be written, is in use by another process,
+      belongs to a run with another config, or is not the same directory for
+      all processes of this one.
   """
+  fields = configuration.flatten(config.to_dict())
+  hosts.check_same(
+    {f'config.{k}': v for k, v in fields.items() if k not in MAY_DIFFER}
+  )
+  start = hosts.from_first(secrets.randbits(31))
+  with contextlib.ExitStack() as held:
+    with hosts.first_then_others():
+      if hosts.is_first():
+        held.enter_context(_lock(workdir, start))
+      elif not _has_lock_of(workdir, start):
+        raise errors.RunError(
+          f'workdir {workdir} is not the directory that process 0 writes to.'
+          ' Give all processes the same --workdir, on a disk that they share.'
+        )
+      check_config(workdir, config)
+    yield
+
+
+@contextlib.contextmanager
+def _lock(workdir, start):
+  path = workdir / '.lock'
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    lock = (workdir / '.lock').open('w')
+    lock = path.open('a')
   except OSError as error:
     raise errors.RunError(
       f'workdir {workdir} cannot be used: {error.strerror}. Choose another with'
@@ -113,8 +144,14 @@ def claim(workdir: pathlib.Path, config: ml_collections.ConfigDict):
       raise errors.RunError(
         f'workdir {workdir} is in use by another process.'
       ) from error
-    _check_config(workdir, config)
+    with writing(path):
+      path.write_text(str(start))
     yield
+
+
+def _has_lock_of(workdir, start):
+  path = workdir / '.lock'
+  return path.is_file() and path.read_text() == str(start)
 
 
 def _has_checkpoints(workdir):
@@ -122,14 +159,20 @@ def _has_checkpoints(workdir):
   return any(x.name.isdigit() for x in saved)
 
 
-def _check_config(workdir, config):
+def check_config(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> None:
+  """Refuses a directory that belongs to a run with another config.
+
+  Raises:
+    errors.RunError: names the fields.
+  """
   has_result = (workdir / 'result.json').exists()
   if not has_result and not _has_checkpoints(workdir):
     # Nothing depends on the config yet.
     return
-  old = read_json(workdir / 'config.json')
-  changed = configuration.differences(old, config.to_dict())
-  changed = {k: v for k, v in changed.items() if k not in _MAY_DIFFER}
+  say_filled_in(workdir, read_config(workdir)[1])
+  changed = changed_fields(workdir, config)
   if changed:
     listed = ', '.join(
       f'config.{field} was {old!r} and is now {new!r}'
@@ -158,6 +201,61 @@ def check_data(workdir: pathlib.Path, info: data.DatasetInfo) -> None:
   check_tokenizer(workdir, old, new)
 
 
+def changed_fields(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> dict[str, tuple[Any, Any]]:
+  """Fields by which a config is not that of a run: ``{field: (old, new)}``."""
+  old, _ = read_config(workdir)
+  changed = configuration.differences(old, config.to_dict())
+  return {k: v for k, v in changed.items() if k not in MAY_DIFFER}
+
+
+def read_config(
+  workdir: pathlib.Path,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The config of a run, as a nested dict, and what was filled in.
+
+  Fields that came after the run have the value by which the code does what it
+  did then (`configuration.complete`).
+
+  Raises:
+    errors.RunError: if there is no such run, or its config is damaged.
+  """
+  fields = read_json(workdir / 'config.json')
+  return configuration.complete(_tuples(fields))
+
+
+def say_filled_in(workdir: pathlib.Path, filled_in: Mapping[str, Any]) -> None:
+  """Logs what `read_config` has filled in."""
+  for field, value in filled_in.items():
+    logger.warning(
+      '%s is from before config.%s: read as %r, which is what was done then.',
+      workdir / 'config.json',
+      field,
+      value,
+    )
+
+
+def _tuples(fields):
+  """JSON made lists of a config's tuples."""
+  if isinstance(fields, dict):
+    return {name: _tuples(value) for name, value in fields.items()}
+  return tuple(fields) if isinstance(fields, list) else fields
+
+
+def finished_result(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """What `result.json` of a finished run holds; None if it has not finished.
+
+  Raises:
+    errors.RunError: if it is damaged.
+  """
+  path = workdir / 'result.json'
+  if not path.exists():
+    return None
+  logger.info('%s is finished; nothing to do.', workdir)
+  return read_json(path)
+
+
 def record_start(
   workdir: pathlib.Path, info: data.DatasetInfo, step: int
 ) -> None:
@@ -181,7 +279,11 @@ def record_start(
     'versions': {x: importlib.metadata.version(x) for x in _PACKAGES},
     'platform': jax.default_backend(),
     'devices': [x.device_kind for x in jax.devices()],
+    'processes': jax.process_count(),
   }
+  _, filled_in = read_config(workdir)
+  if filled_in:
+    start['filled_in'] = filled_in
   write_json(path, {'data': dataset, 'starts': [*starts, start]})
 
 
@@ -200,7 +302,7 @@ def read_info(workdir: pathlib.Path) -> data.DatasetInfo:
 
 def save_tokenizer(workdir: pathlib.Path, dataset: data.Dataset) -> None:
   """Keeps the tokenizer of texts as ``tokenizer.json`` or ``.model``."""
-  if dataset.tokenizer:
+  if dataset.tokenizer and hosts.is_first():
     path = workdir / f'tokenizer{dataset.tokenizer.suffix}'
     with writing(path):
       paths.write_whole(path, dataset.tokenizer.content)
@@ -278,11 +380,32 @@ def check_tokenizer(
 def _read_provenance(workdir):
   path = workdir / 'provenance.json'
   content = read_json(path)
-  known = {'name', 'num_classes', 'input_shape', 'splits', 'fingerprint'}
-  recorded = content.get('data')
-  if not isinstance(recorded, dict) or known - recorded.keys():
+  if not _describes_data(content.get('data')):
     raise errors.RunError(f'{path} is damaged: it does not describe the data.')
+  starts = content.get('starts')
+  if not isinstance(starts, list) or not all(
+    isinstance(x, dict) for x in starts
+  ):
+    raise errors.RunError(f'{path} is damaged: it does not list the starts.')
   return content
+
+
+def _describes_data(recorded):
+  kinds = {
+    'name': str,
+    'num_classes': int,
+    'input_shape': list,
+    'splits': dict,
+    'origin': str,
+    'notice': str,
+    'fingerprint': str,
+  }
+  if not isinstance(recorded, dict):
+    return False
+  if not all(isinstance(recorded.get(k), kind) for k, kind in kinds.items()):
+    return False
+  sizes = [*recorded['input_shape'], *recorded['splits'].values()]
+  return all(isinstance(x, int) and x > 0 for x in sizes)
 
 
 def _git_commit():

@@ -124,6 +124,7 @@ def test_logit_spread():
   assert jax.tree.all(same)
 
 
+@pytest.mark.slow
 def test_step_donates_and_learns():
   base = setting(normalizer='sinkhorn')
   call = cost_model.training(base)

@@ -19,13 +19,15 @@ from tests.data import official
 # They train runs: a minute of one core.
 pytestmark = pytest.mark.slow
 
-ANALYSES = (
-  'path_products',
-  'layer_outputs',
-  'attention',
-  'mechanism',
-  'theory',
-)
+# And how far a number may move: power iterations end at a tolerance.
+ANALYSES = {
+  'path_products': 1e-9,
+  'layer_outputs': 1e-9,
+  'attention': 1e-9,
+  'mechanism': 1e-9,
+  'lipschitz': 4e-3,
+  'theory': 1e-9,
+}
 # Of the summary tables; what a run is called is no number.
 EXACT = ('count', 'below_resolution', 'invalid')
 
@@ -77,7 +79,7 @@ def test_padding_changes_no_number(subjects, name, monkeypatch, tmp_path):
     for key, value in a.items():
       if isinstance(value, float) and key not in EXACT:
         # Row errors are rounding.
-        assert b[key] == pytest.approx(value, rel=1e-9, abs=1e-9, nan_ok=True)
+        assert b[key] == pytest.approx(value, abs=ANALYSES[name], nan_ok=True)
       else:
         assert b[key] == value
   # A curve that is there, and not all of it.

@@ -156,6 +156,7 @@ def odd_members():
   return readable, unreadable, ignored
 
 
+# D03
 def test_odd_images(tmp_path, cache, recwarn):
   readable, unreadable, ignored = odd_members()
   members = official.pet_members()
@@ -191,6 +192,7 @@ def test_grey_and_cmyk_become_rgb():
     np.testing.assert_allclose(decoded[2, 2], expected, atol=6)
 
 
+# D03
 def test_mostly_unreadable_is_an_error(tmp_path, cache):
   members = official.pet_members()
   broken = {
@@ -202,6 +204,7 @@ def test_mostly_unreadable_is_an_error(tmp_path, cache):
   assert not list(cache.iterdir())
 
 
+# D04
 def test_repeated_images_reach_one_split(tmp_path):
   members = official.pet_members()
   members['PetImages/Cat/500.jpg'] = members['PetImages/Cat/7.jpg']

@@ -40,6 +40,7 @@ def files(tmp_path, monkeypatch):
   return folder
 
 
+# D01
 def test_sample(no_network):
   dataset = mnist.load('sample', '')
   info = dataset.info
@@ -137,6 +138,7 @@ def test_preparing_without_tensorflow_says_what_to_install(
   assert not list(tmp_path.iterdir())
 
 
+# D01
 def test_no_network_is_an_answer(tmp_path, monkeypatch):
   monkeypatch.setattr(tfds_reader, 'can_prepare', lambda: True)
   monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
@@ -147,6 +149,7 @@ def test_no_network_is_an_answer(tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
+# J06
 def test_prepared_tfds_set_is_read_without_tensorflow(
   tmp_path, monkeypatch, no_network
 ):

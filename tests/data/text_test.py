@@ -23,7 +23,8 @@ def texts(count, seed=0):
 
 def examples(values, labels=None):
   labels = np.arange(len(values)) % 2 if labels is None else labels
-  return text.examples(values, labels, 2, 'made up')
+  names = [f'example {i}' for i in range(len(values))]
+  return text.examples(values, labels, 2, names)
 
 
 def load(train, test, **changes):
@@ -48,23 +49,26 @@ def dataset():
 @pytest.mark.parametrize(
   ('values', 'labels', 'words'),
   [
-    (['a', ' \n'], [0, 1], 'example 2 of 2 has an empty text'),
-    (['a', 'b'], [0, 2], 'example 2 of 2 has label 2'),
-    (['a', 'b'], [-1, 0], 'example 1 of 2 has label -1'),
-    ([b'a', b'\xff'], [0, 1], 'example 2 of 2 is not UTF-8'),
-    ([], [], 'holds no examples'),
+    (['a', ' \n'], [0, 1], 'example 1 has an empty text'),
+    (['a', 'b'], [0, 2], 'example 1 has label 2'),
+    (['a', 'b'], [-1, 0], 'example 0 has label -1'),
+    ([b'a', b'\xff'], [0, 1], 'example 1 is not UTF-8'),
+    (['a', 'b\ud800'], [0, 1], 'example 1 is not UTF-8'),
   ],
 )
 def test_wrong_examples_are_named(values, labels, words):
-  with pytest.raises(errors.DataError, match=f'made up:? {words}'):
+  with pytest.raises(errors.DataError, match=words):
     examples(values, labels)
 
 
 def test_too_few_texts():
   with pytest.raises(errors.DataError, match='made up: 4 training texts'):
     load(examples(texts(4)), examples(texts(9, seed=1)))
+  with pytest.raises(errors.DataError, match='and 0 test texts are too few'):
+    load(examples(texts(99)), examples([]))
 
 
+# D04
 def test_repeated_texts_reach_one_split():
   values = texts(60)
   train = [*values, values[3], values[4], values[5], values[6], 'unsure']

@@ -44,7 +44,7 @@ def run(module, *arguments, timeout=120, **options):
   return process.returncode, stdout, stderr
 
 
-def run_code(code, *arguments, cwd=ROOT):
+def run_code(code, *arguments, cwd=ROOT, env=None):
   """Runs Python code, which has to succeed; its standard output."""
   done = subprocess.run(
     [sys.executable, '-c', code, *arguments],
@@ -52,7 +52,7 @@ def run_code(code, *arguments, cwd=ROOT):
     capture_output=True,
     text=True,
     check=False,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    env={**os.environ, 'PYTHONPATH': str(ROOT), **(env or {})},
   )
   assert done.returncode == 0, done.stderr
   return done.stdout
@@ -130,6 +130,7 @@ def test_evaluate(undisturbed, tmp_path):
   assert 'exists' in line
 
 
+@pytest.mark.slow
 def test_evaluate_refusals(undisturbed):
   workdir, _, _ = undisturbed
   here = f'--workdir={workdir}'
@@ -147,6 +148,7 @@ def test_evaluate_refusals(undisturbed):
     assert words in refused('launch.evaluate', *arguments, code=code)
 
 
+# C01
 def test_evaluate_with_a_relative_path_and_a_home(undisturbed):
   workdir, _, _ = undisturbed
   for path, options in (
@@ -160,6 +162,7 @@ def test_evaluate_with_a_relative_path_and_a_home(undisturbed):
     assert str(workdir) in stdout
 
 
+# L01
 @pytest.mark.parametrize(
   ('code', 'arguments', 'words'),
   [
@@ -246,6 +249,7 @@ def test_prepare_data_refusals(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+# L01
 def test_every_field_can_be_overridden(config):
   # With its own value, and with another legal one, in one process each.
   fields = configuration.flatten(config.to_dict())
@@ -297,14 +301,20 @@ def test_every_field_can_be_overridden(config):
 
 
 def test_default_workdir():
-  for path, expected in (
-    ('configs/mnist_softmax.py', 'runs/mnist_softmax/seed3'),
-    ('configs/mnist_softmax.py:quick', 'runs/mnist_softmax_quick/seed3'),
-    ('/a/b/own.py', 'runs/own/seed3'),
+  path = 'configs/mnist_softmax.py'
+  for preset, overrides, expected in (
+    ('', [], 'mnist_softmax'),
+    (':quick', [], 'mnist_softmax_quick'),
+    (':quick', ['model.num_iters=5'], 'mnist_softmax_quick_num_iters=5'),
+    # Where the data lies does not make another run.
+    ('', ['data.dir=/x'], 'mnist_softmax'),
   ):
-    assert str(train.default_workdir(path, 3)) == expected
+    config = train.load_config(path + preset, ['seed=3', *overrides])
+    workdir = train.default_workdir(path + preset, config)
+    assert str(workdir) == f'runs/{expected}/seed3'
 
 
+# L02
 @pytest.mark.parametrize(
   'module',
   ['launch.train', 'launch.evaluate', 'launch.prepare_data', 'analysis.cost'],
@@ -315,6 +325,7 @@ def test_help(module):
   assert f'python -m {module}' in stdout
 
 
+# J06, L02
 def test_imports_have_no_side_effects(tmp_path):
   script = (
     'import sys\n'
@@ -333,6 +344,7 @@ def test_imports_have_no_side_effects(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+# C09
 def test_sigterm_then_the_same_command(undisturbed, tmp_path):
   workdir = tmp_path / 'run'
   process = start('launch.train', TINY, f'--workdir={workdir}')
@@ -363,6 +375,7 @@ def wait_for(condition, process, timeout=60):
     time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_full_disk(tmp_path):
   # Larger files than this cannot be written, which is what a full disk is to
   # the second save.
@@ -388,6 +401,7 @@ def test_log_without_a_reader(tmp_path):
   assert process.wait(timeout=60) == 75
 
 
+# C03
 @pytest.mark.slow
 def test_sigkill_at_random_moments(tmp_path):
   rng = np.random.default_rng(0)
@@ -414,6 +428,7 @@ def test_sigkill_at_random_moments(tmp_path):
   assert not [x for x in left if 'tmp' in x]
 
 
+# C09
 @pytest.mark.slow
 def test_sigterm_during_saves(tmp_path):
   overrides = ['--config.checkpoint.every_steps=1', '--config.total_steps=40']
@@ -435,6 +450,15 @@ def test_sigterm_during_saves(tmp_path):
   assert_same_run(workdir, expected)
 
 
+DIGEST = """
+import sys
+from sinkformer_jax import training
+from sinkformer_jax.training import checkpoints
+print(checkpoints._checksums(training.load_run(sys.argv[1]).params))
+"""
+
+
+# C02
 @pytest.mark.slow
 @pytest.mark.parametrize(('before', 'after'), [(8, 1), (1, 8), (8, 2)])
 def test_another_number_of_devices(tmp_path, before, after):
@@ -455,8 +479,9 @@ def test_another_number_of_devices(tmp_path, before, after):
   process.terminate()
   process.communicate(timeout=60)
   assert process.returncode == 75
-  evaluated = []
+  evaluated, digests = [], []
   for count in (before, after):
+    digests.append(run_code(DIGEST, str(workdir), env=devices(count)))
     output = tmp_path / f'{count}.json'
     code, stdout, stderr = run(
       'launch.evaluate',
@@ -467,6 +492,7 @@ def test_another_number_of_devices(tmp_path, before, after):
     assert code == 0, stderr
     assert 'harding' not in stderr
     evaluated.append(json.loads(output.read_text()))
+  assert digests[0] == digests[1]
   for name, tolerance in (('accuracy', 1e-7), ('loss', 1e-5), ('count', 0)):
     values = [x[name] for x in evaluated]
     assert values[0] == pytest.approx(values[1], abs=tolerance)

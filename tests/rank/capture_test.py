@@ -138,6 +138,7 @@ def test_float32_on_request(run, capture):
   assert (single.attention != capture.attention).any()
 
 
+# R04
 def test_chunks_change_nothing(run, dataset, capture):
   calls = []
   options = dict(chunk_size=3, dataset=dataset)
@@ -345,6 +346,7 @@ def test_captures_of_other_software(capture, tmp_path):
     assert f'{name}.npz' in str(caught.value)
 
 
+# J02
 def test_validate(capture):
   def refused(match, **arrays):
     with pytest.raises(errors.UserError, match=match):

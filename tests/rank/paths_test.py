@@ -232,6 +232,7 @@ def test_1e_300_and_less_in_closed_form():
   )
 
 
+# R01
 def test_1e_300_and_less_in_exact_arithmetic():
   # Rows of integers that sum to 2^30: products without any rounding.
   n, layers, total = 5, 40, 2**30
@@ -250,6 +251,7 @@ def test_1e_300_and_less_in_exact_arithmetic():
   assert log10 < -200
 
 
+# R01
 def test_spectral_norms_of_deep_products_equal_numpy():
   attention = stack(24, 1, 2, 50, 3.0)
   heads = rank.sample_paths(0, 24, 2, 10)
@@ -265,6 +267,7 @@ def test_spectral_norms_of_deep_products_equal_numpy():
         assert value == pytest.approx(np.linalg.norm(expected, 2), rel=1e-10)
 
 
+# R04
 def test_nothing_depends_on_chunks_or_threads():
   attention = stack(4, 5, 3, 12, 2.0)
   for layers in ('first', 'drawn'):
@@ -477,6 +480,7 @@ def test_factors_below_the_resolution_of_the_capture_are_marked(
   assert not exact(attention, skip=True, dtype=dtype).below_resolution.any()
 
 
+# R02
 @pytest.mark.parametrize('enabled', [True, False])
 def test_jax_arrays_of_any_setting_give_the_same(enabled):
   attention, heads = stack(n=12), rank.sample_paths(0, 3, 2, 4)

@@ -210,6 +210,7 @@ def test_dtype_is_that_of_the_array_unless_named():
   assert rank.residual_norms(np.ones((2, 1, 4, 3), int)).dtype == 'float64'
 
 
+# R02
 @pytest.mark.parametrize('enabled', [True, False])
 def test_float64_whatever_jax_is_set_to(enabled):
   hidden = normal((2, 2, 8, 4)).astype(np.float32)
@@ -293,6 +294,7 @@ def test_singular_values_equal_numpy():
   assert np.isnan(rank.singular_values(padded)[:, :2]).all()
 
 
+# R02
 def test_effective_and_stable_rank_of_known_spectra():
   values = np.array(
     [

@@ -12,6 +12,7 @@ from tests.data import official
 from tests.training import loop_test
 
 
+# D03
 def test_tiny_preset(tmp_path, monkeypatch):
   monkeypatch.setenv('SINKFORMER_CACHE_DIR', str(tmp_path / 'cache'))
   members = official.pet_members()

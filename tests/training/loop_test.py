@@ -139,6 +139,7 @@ def test_logged_numbers_are_those_of_the_batch(finished):
   assert line['train/gradient_norm'] == pytest.approx(float(norm), rel=1e-4)
 
 
+# C07
 def test_same_seed_gives_the_same_run(finished, tmp_path):
   config, workdir, result = finished
   again = training.train_and_evaluate(config, tmp_path / 'again')
@@ -147,6 +148,7 @@ def test_same_seed_gives_the_same_run(finished, tmp_path):
   assert logged(tmp_path / 'again') == logged(workdir)
 
 
+# C07
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_stopped_and_resumed_equals_undisturbed(
   finished, workdir, monkeypatch, number
@@ -167,6 +169,7 @@ def test_stopped_and_resumed_equals_undisturbed(
   assert [x['step'] for x in provenance['starts']] == [0, 1, 7, 13]
 
 
+# C09
 @pytest.mark.parametrize('evaluation_number', [1, 2])
 def test_stopped_during_evaluation(
   finished, workdir, monkeypatch, evaluation_number
@@ -208,6 +211,7 @@ def contents(directory):
   }
 
 
+# C06
 def test_finished_run_is_left_alone(finished):
   config, workdir, result = finished
   before = contents(workdir)
@@ -215,6 +219,7 @@ def test_finished_run_is_left_alone(finished):
   assert contents(workdir) == before
 
 
+# C06
 @pytest.mark.parametrize(
   ('field', 'value'),
   [
@@ -281,6 +286,7 @@ def test_directory_in_use_is_refused(config, workdir):
     training.train_and_evaluate(config, workdir)
 
 
+# C04
 def test_last_step_off_the_interval_is_saved(config, workdir):
   config.total_steps = 7
   config.checkpoint.every_steps = 3
@@ -298,6 +304,7 @@ def poison(batch):
   return {**batch, 'image': image}
 
 
+# C10
 def test_nan_stops_the_run_before_it_reaches_a_checkpoint(
   config, workdir, monkeypatch
 ):
@@ -319,6 +326,7 @@ def test_nan_stops_the_run_before_it_reaches_a_checkpoint(
   assert training.train_and_evaluate(config, workdir)['step'] == 20
 
 
+# C10
 def test_exploding_learning_rate_stops_the_run(config, workdir):
   config.optimizer.learning_rate = 1e30
   config.optimizer.warmup_steps = 0
@@ -328,6 +336,7 @@ def test_exploding_learning_rate_stops_the_run(config, workdir):
     assert saved.steps == [0]
 
 
+# J05
 def test_debug_nans_and_donation_go_together(config, workdir, monkeypatch):
   config.log_every_steps = config.eval_every_steps = 1
   config.checkpoint.every_steps = 1
@@ -343,6 +352,7 @@ def test_debug_nans_and_donation_go_together(config, workdir, monkeypatch):
   assert again == result['test']
 
 
+# J04
 def test_one_compilation_of_each_step(config, workdir, caplog):
   config.total_steps = 260  # More than an epoch, and evaluations.
   config.eval_every_steps = 100
@@ -359,6 +369,7 @@ def test_one_compilation_of_each_step(config, workdir, caplog):
   assert compiled.count('eval_step') == 1
 
 
+# C04
 def test_failed_save_is_an_error_and_leaves_the_others(
   config, workdir, monkeypatch
 ):
@@ -377,28 +388,7 @@ def test_failed_save_is_an_error_and_leaves_the_others(
   assert training.load_run(workdir).step == 0
 
 
-def test_damaged_newest_checkpoint_is_named(config, workdir, monkeypatch):
-  with monkeypatch.context() as m:
-    interrupt(m, 13)
-    training.train_and_evaluate(config, workdir)
-  newest = workdir / 'checkpoints' / '13'
-  for path in (newest / 'state' / 'd').iterdir():
-    path.write_bytes(b'damaged')
-  before = contents(workdir)
-  for action in (
-    lambda: training.train_and_evaluate(config, workdir),
-    lambda: training.load_run(workdir),
-  ):
-    with pytest.raises(errors.RunError) as error:
-      action()
-    assert str(newest) in str(error.value)
-    assert '[0, 10]' in str(error.value)
-  assert contents(workdir) == before
-  # What the message says to do works.
-  newest.rename(workdir / 'damaged')
-  assert training.train_and_evaluate(config, workdir)['step'] == 20
-
-
+# C03
 def test_stale_temporary_directory_is_cleared(
   finished, config, workdir, monkeypatch
 ):
@@ -459,6 +449,8 @@ def test_own_normalizer_can_be_trained(config, workdir, monkeypatch):
   assert training.load_run(workdir, normalizer=uniform).step == 5
 
 
+# J02
+@pytest.mark.slow
 def test_every_option_trains(config, tmp_path):
   for i, options in enumerate(
     (
@@ -489,6 +481,7 @@ def test_every_option_trains(config, tmp_path):
     }
 
 
+# C01
 def test_load_run(finished):
   config, workdir, result = finished
   run = training.load_run(workdir, step=0)
@@ -505,6 +498,7 @@ def test_load_run(finished):
       training.load_run(deep)
 
 
+# D06
 @pytest.mark.parametrize('batch_size', [1, 16, 32, 103, 128])
 def test_evaluation_does_not_depend_on_the_batch(finished, batch_size):
   _, workdir, _ = finished
@@ -527,6 +521,7 @@ def test_evaluation_does_not_depend_on_the_batch(finished, batch_size):
   assert result['loss'] == pytest.approx(-log_p.mean(), abs=1e-5)
 
 
+# S06
 def test_columns_far_off_are_warned_of(finished, caplog):
   _, workdir, _ = finished
   run = training.load_run(workdir)
@@ -542,6 +537,7 @@ def test_columns_far_off_are_warned_of(finished, caplog):
   assert 'not doubly stochastic' in caplog.text
 
 
+# D07
 def test_batches_that_devices_do_not_divide_are_refused():
   class Mesh:
     size = 3

@@ -68,6 +68,7 @@ def test_result(finished):
   assert again['accuracy'] == result['test']['accuracy']
 
 
+# S03
 def test_loss_does_not_depend_on_the_buckets(finished):
   # Recomputed with every text alone and without padding.
   workdir, result, _ = finished
