@@ -11,6 +11,9 @@
   plots        the figures
   content      all of a study's results, and the files they are written to
   page         the page, and the table of claims in Markdown
+  estimate     how long trainings will take here
+  trainings    trains what is missing
+  reproduction puts all of this together
 
 A further study is one more entry in `plan.STUDIES`.
 """

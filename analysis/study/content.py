@@ -211,11 +211,13 @@ def _is_shown(row):
 
 def _notes(study, finished, first):
   notes = []
-  missing = len(study.runs(pathlib.Path())) - len(finished)
+  planned = [x.name for x in study.runs(pathlib.Path())]
+  there = {x.name for x in finished}
+  missing = [x for x in planned if x not in there]
   if missing:
     notes.append(
-      f'{missing} of {missing + len(finished)} planned runs are not finished,'
-      ' and not part of this.'
+      f'{len(missing)} of {len(planned)} planned runs are not finished, and not'
+      f' part of this: {", ".join(missing)}.'
     )
   pairs = len(first.seeds)
   if pairs < statistics.LEAST_COUNT:
@@ -354,6 +356,20 @@ def lines(answer: claims_lib.Answer) -> list[dict[str, Any]]:
       'verdict': statistics.overall(members),
     }
     for label, members in statistics.by_label(answer.judged).items()
+  ]
+
+
+def text(answer: claims_lib.Answer) -> list[str]:
+  """A claim and what came of it, as lines of text."""
+  claim = answer.claim
+  return [
+    f'{claim.letter}. {claim.statement} {answer.verdict}',
+    f'   {claim.definition}',
+    *(
+      f'   {x["tested"]}: {x["measured"]} (n = {x["n"]}): {x["verdict"]}'
+      for x in lines(answer)
+    ),
+    *(f'   {x}' for x in answer.details),
   ]
 
 

@@ -29,13 +29,13 @@ def test_flags_name_what_there_is():
     assert tuple(reproduce.FLAGS[flag].parser.enum_values) == tuple(names)
 
 
-def test_wrong_flags(tmp_path):
-  for arguments, code, words in (
-    (('--study=none',), 2, 'study'),
-    (('--preset=none',), 2, 'preset'),
-    (command(tmp_path, '--claims=a,g'), 1, "'g' is none of the claims of"),
+def test_wrong_flags():
+  for argument, words in (
+    ('--study=none', 'study'),
+    ('--preset=none', 'preset'),
+    ('--workdir=runs', "Unknown command line flag 'workdir'"),
   ):
-    line = launch_test.refused(MODULE, *arguments, code=code)
+    line = launch_test.refused(MODULE, argument, code=2)
     assert words in line
 
 
@@ -47,23 +47,9 @@ def test_a_run_of_another_config_is_refused(tmp_path):
   assert 'config.optimizer.clip_norm is 2.0, not 1.0' in line
 
 
-def test_what_would_be_done(tmp_path):
-  for run in runs_of(tmp_path):
-    made_up_runs.make(run)
-  code, stdout, stderr = launch_test.run(
-    MODULE, *command(tmp_path, '--dry_run', study='all')
-  )
-  assert code == 0, stderr
-  assert 'Studies: mnist, random_control, theory; preset tiny.' in stdout
-  assert '6 planned, 6 finished, 0 to be trained' in stdout
-  assert f'Results: {tmp_path}/results_tiny' in stdout
-  assert not (tmp_path / 'results_tiny').exists()
-  assert not (tmp_path / 'measured').exists()
-
-
 @pytest.mark.slow
 def test_stopped_and_gone_on_with(tmp_path):
-  """Three pairs from nothing to a page, with a Ctrl-C in between."""
+  """Two pairs from nothing to a page, with a Ctrl-C in between."""
   arguments = command(tmp_path, study='all')
   first = runs_of(tmp_path)[0]
   process = launch_test.start(MODULE, *arguments)
@@ -102,11 +88,11 @@ def test_stopped_and_gone_on_with(tmp_path):
     assert ''.join(x['letter'] for x in content['claims']) == letters
     for claim in content['claims']:
       assert claim['statement'] in page
-      # 3 pairs: everything was measured, in all of them.
-      assert {x['count'] for x in claim['tests']} - {0}, claim['letter']
+      counts = {x['count'] for x in claim['tests']}
+      assert counts - {0}, claim['letter']
     size = sum(x.stat().st_size for x in (output / folder).iterdir())
     assert size < 2e6
-  assert '3 pairs of runs' in page
+  assert '2 pairs of runs' in page
   measured = {x: x.stat().st_mtime for x in (tmp_path / 'measured').iterdir()}
   assert measured
 

@@ -1,0 +1,237 @@
+"""One start of the study's command: says, trains, measures, writes."""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib
+import pathlib
+import sys
+
+from analysis import command
+from analysis import tables
+from analysis.study import claims
+from analysis.study import content as content_lib
+from analysis.study import estimate
+from analysis.study import measure
+from analysis.study import page
+from analysis.study import plan
+from analysis.study import trainings
+from sinkformer_jax import errors
+
+# Tests, figures and pages of a study, in seconds.
+_WRITING = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+  """What is asked for; `run` does it.
+
+  Attributes:
+    studies: those of one preset.
+    runs_dir: directory of all runs.
+    output: directory of results.
+    data_dir: of the data sets; '' for what the configs say.
+    letters: of the claims that are asked for; all if empty.
+    analyse_only: whether nothing is trained.
+    remeasure: whether what has been measured is measured again.
+  """
+
+  studies: Sequence[plan.Study]
+  runs_dir: pathlib.Path
+  output: pathlib.Path
+  data_dir: str = ''
+  letters: Sequence[str] = ()
+  analyse_only: bool = False
+  remeasure: bool = False
+
+  def check(self) -> None:
+    """Refuses what cannot be done, before anything is.
+
+    Raises:
+      errors.UserError: for claims that no study has, directories with other
+        runs than those planned, and results of another preset.
+    """
+    known = ''.join(x.claims for x in self.studies)
+    for letter in self.letters:
+      if letter not in list(known):
+        raise errors.UserError(
+          f'--claims={",".join(self.letters)}: {letter!r} is none of the claims'
+          f' of {_names(self.studies)}: {", ".join(known)}.'
+        )
+    for study in self.studies:
+      plan.check(study.runs(self.runs_dir))
+      if not self.letters:
+        content_lib.check_preset(self.output / study.name, study.preset)
+
+  def run(self, dry_run: bool = False) -> list[str]:
+    """Trains and analyses.
+
+    Args:
+      dry_run: whether to say what would be done, and no more.
+
+    Returns:
+      Names of runs whose training failed.
+
+    Raises:
+      errors.RunError: if no study has a pair of runs.
+      KeyboardInterrupt: if it is told to stop.
+    """
+    unfinished = [] if self.analyse_only else self._unfinished()
+    seconds = self._announce(unfinished)
+    if dry_run:
+      return []
+    failed = trainings.train(unfinished, seconds, self._train_flags())
+    ready = self._with_a_pair()
+    if self.letters:
+      for study in ready:
+        self._print_claims(study)
+    else:
+      self._write([self._content(study) for study in ready])
+    return failed
+
+  def _with_a_pair(self):
+    """Studies that can be analysed; the others are named."""
+    ready = [x for x in self.studies if x.alone or self._has_a_pair(x)]
+    left_out = [x for x in self.studies if x not in ready]
+    if left_out:
+      text = (
+        f'No pair of runs of the main comparison of {_names(left_out)} is'
+        f' finished in {self.runs_dir}'
+      )
+      if not ready:
+        raise errors.RunError(f'{text}; without --analyse_only it is trained.')
+      print(f'{text}: left out.')
+    return ready
+
+  def _has_a_pair(self, study):
+    main = [x for x in study.runs(self.runs_dir) if x.is_finished()]
+    main = [x for x in main if x.comparison == study.comparisons[0]]
+    return bool(measure.pairs(main))
+
+  def _runs(self):
+    return [x for study in self.studies for x in study.runs(self.runs_dir)]
+
+  def _unfinished(self):
+    return [x for x in self._runs() if not x.is_finished()]
+
+  def _train_flags(self):
+    return [f'--config.data.dir={self.data_dir}'] if self.data_dir else []
+
+  def _announce(self, unfinished):
+    """Says what will be done; seconds that each training will take."""
+    print(f'Studies: {_names(self.studies)}; preset {self.studies[0].preset}.')
+    runs = self._runs()
+    print(
+      f'Runs in {self.runs_dir}: {len(runs)} planned,'
+      f' {len([x for x in runs if x.is_finished()])} finished,'
+      f' {len(unfinished)} to be trained.'
+    )
+    seconds = self._time_trainings(unfinished) if unfinished else {}
+    jobs = [x for study in self.studies for x in self._jobs(study, unfinished)]
+    analysis = sum(x.seconds for x in jobs) + _WRITING * len(self.studies)
+    total = sum(seconds.values()) + analysis
+    print(
+      f'Measurements: {len(jobs)}, about {estimate.clock(analysis)}. In all'
+      f' about {estimate.clock(total)} on this machine.'
+    )
+    if not self.letters:
+      print(f'Results: {self.output}')
+    sys.stdout.flush()
+    return seconds
+
+  def _time_trainings(self, runs):
+    print('Timing a few training steps ...', flush=True)
+    of_a_step = estimate.step_seconds(runs, self._train_flags())
+    seconds = {x.name: estimate.training_seconds(x, of_a_step) for x in runs}
+    for run in runs:
+      done = run.steps_done()
+      where = f', from step {done}' if done else ''
+      print(
+        f'  {run.name}: {run.config().total_steps} steps{where}, about'
+        f' {estimate.clock(seconds[run.name])}'
+      )
+    return seconds
+
+  def _store(self):
+    return measure.Store(
+      self.runs_dir / 'measured', self.data_dir, self.remeasure
+    )
+
+  def _asked(self, study):
+    """Letters of the study's claims that are asked for."""
+    return [x for x in study.claims if not self.letters or x in self.letters]
+
+  def _analyses(self, study):
+    """Modules that measure what is asked for."""
+    return {y for x in self._asked(study) for y in claims.CLAIMS[x].analyses}
+
+  def _jobs(self, study, unfinished):
+    """What is still to be measured, once the trainings are done."""
+    runs = study.runs(self.runs_dir)
+    runs = [x for x in runs if x.is_finished() or x in unfinished]
+    store = self._store()
+    return [
+      job
+      for job in measure.jobs(study, runs, self._analyses(study))
+      if any(x in unfinished for x in job.runs) or not store.has(job)
+    ]
+
+  def _print_claims(self, study):
+    letters = self._asked(study)
+    if not letters:
+      return
+    if study.alone:
+      evidence = content_lib.evidence_alone(study, _measure_alone(study))
+    else:
+      found = content_lib.evidence_of(study, *self._measure_runs(study))
+      evidence = found[study.comparisons[0].tag]
+    for answer in claims.answers(letters, evidence):
+      print('\n'.join(content_lib.text(answer)))
+
+  def _content(self, study):
+    if study.alone:
+      return content_lib.alone(study, _measure_alone(study))
+    return content_lib.of_runs(study, *self._measure_runs(study))
+
+  def _measure_runs(self, study):
+    """Finished runs, and what has been measured of them."""
+    finished = [x for x in study.runs(self.runs_dir) if x.is_finished()]
+    jobs = measure.jobs(study, finished, self._analyses(study))
+    store, progress = self._store(), command.Progress()
+    new = [x for x in jobs if not store.has(x)]
+    left = estimate.Countdown([x.seconds for x in new])
+    for number, job in enumerate(new, start=1):
+      print(
+        f'Measuring {number} of {len(new)}: {job.title}; about {left.next()}'
+        f' left for {study.name}',
+        file=sys.stderr,
+        flush=True,
+      )
+      store.measure(job, progress)
+    return finished, [store.read(x) for x in jobs]
+
+  def _write(self, contents):
+    folders = [self.output / x.study.name for x in contents]
+    found = [
+      content_lib.write(content, folder)
+      for content, folder in zip(contents, folders, strict=True)
+    ]
+    for content, folder in zip(found, folders, strict=True):
+      page.write([content], [folder], folder)
+      for line in page.answer(content):
+        print(line)
+    where = folders[0]
+    if len(found) > 1:
+      where = self.output
+      page.write(found, folders, where)
+    print(f'Page: {where / page.PAGE}')
+
+
+def _names(studies):
+  return ', '.join(x.name for x in studies)
+
+
+def _measure_alone(study: plan.Study) -> tables.Result:
+  """The one analysis of a study without runs."""
+  module = importlib.import_module(f'analysis.{study.alone}')
+  options = dataclasses.asdict(study.sizes) | {'seed': 0, 'num_iters': 50}
+  return module.measure([], options, command.Progress())
