@@ -5,7 +5,6 @@
   plan         which runs a study has, and how large everything is
   measure      summary tables of every run, kept so that nothing is done twice
   evidence     these tables, looked up by run and point
-  statistics   intervals, tests, Holm's correction, verdicts
   claims       one claim after the other: what is tested, from the evidence
   robustness   claims a to c under other choices of what is measured
   plots        the figures

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 
+from analysis import statistics
 from analysis import theory
 from analysis.study import decay
 from analysis.study import others
-from analysis.study import statistics
 from analysis.study.evidence import Evidence
 
 Tests = list[statistics.Test]

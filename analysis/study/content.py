@@ -11,6 +11,7 @@ from typing import Any
 
 from analysis import curves
 from analysis import figures
+from analysis import statistics
 from analysis import tables
 from analysis.study import claims as claims_lib
 from analysis.study import decay
@@ -18,7 +19,6 @@ from analysis.study import measure
 from analysis.study import plan
 from analysis.study import plots
 from analysis.study import robustness
-from analysis.study import statistics
 from analysis.study.evidence import Evidence
 from analysis.study.evidence import NAMES
 from analysis.study.evidence import over_seeds

@@ -8,17 +8,17 @@ from analysis import curves
 from analysis import iterations
 from analysis import lipschitz as lipschitz_lib
 from analysis import matched_control
+from analysis import statistics
 from analysis import theory
+from analysis.statistics import of_pairs
 from analysis.study import decay
 from analysis.study import evidence as evidence_lib
 from analysis.study import measure
 from analysis.study import plan
-from analysis.study import statistics
 from analysis.study.evidence import Evidence
 from analysis.study.evidence import minus
 from analysis.study.evidence import NAMES
 from analysis.study.evidence import over_seeds
-from analysis.study.statistics import of_pairs
 
 Tests = list[statistics.Test]
 

@@ -9,8 +9,8 @@ import pathlib
 from typing import Any
 
 from analysis import markup
+from analysis import statistics
 from analysis.study import decay
-from analysis.study import statistics
 
 PAGE, CLAIMS = 'index.html', 'claims.md'
 _DESIGN = (

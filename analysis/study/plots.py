@@ -12,12 +12,12 @@ import numpy as np
 from analysis import curves
 from analysis import figures
 from analysis import layer_outputs
+from analysis import statistics
 from analysis import tables
 from analysis.study import decay
 from analysis.study import measure
 from analysis.study import plan
 from analysis.study import robustness
-from analysis.study import statistics
 from analysis.study.evidence import Evidence
 
 Plot = curves.Plot
@@ -33,8 +33,6 @@ def of_runs(
     evidence: of the comparison that verdicts are about.
     found: claims under other choices.
   """
-  if not evidence.seeds:
-    return []
   drawn = [make(evidence) for make in (_paths, _outputs, _training, _causes)]
   return [*drawn, _robustness(found)]
 

@@ -9,8 +9,8 @@ import dataclasses
 import math
 
 from analysis import iterations
+from analysis import statistics
 from analysis.study import decay
-from analysis.study import statistics
 from analysis.study.evidence import Evidence
 from sinkformer_jax.rank import NORMS
 from sinkformer_jax.rank import SCALINGS

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
+from analysis import statistics
 from analysis.study import claims
 from analysis.study import decay
 from analysis.study import evidence
 from analysis.study import measure
 from analysis.study import others
 from analysis.study import robustness
-from analysis.study import statistics
 from tests.analysis.study import synthetic
 
 HOLDS, FAILS, UNKNOWN = statistics.VERDICTS

@@ -99,17 +99,6 @@ def test_two_pairs_give_no_verdict(tmp_path):
   assert 'show no difference that can be told at depth 4 (-' in paths
 
 
-def test_nothing_is_finished(tmp_path):
-  content = study_of(0, tmp_path)
-  found = content_lib.write(content, tmp_path / 'mnist')
-  assert {x['verdict'] for x in found['claims']} <= {
-    'cannot be told',
-    'not measured',
-  }
-  assert not found['figures']
-  page.write([found], [tmp_path / 'mnist'], tmp_path / 'mnist')
-
-
 def test_several_studies_on_one_page(written, tmp_path):
   found, folder = written
   other = found | {'study': 'other'}

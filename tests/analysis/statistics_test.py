@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from analysis.study import statistics
+from analysis import statistics
 
 
 def made(values, depth=4, label='x', margin=None):
@@ -28,6 +28,26 @@ def test_t_by_hand():
   assert test.p_value == pytest.approx(1 - t / math.sqrt(t**2 + 2))
   quantile = 0.95 / math.sqrt(2 * 0.975 * 0.025)
   assert test.sample.half_width == pytest.approx(quantile * math.sqrt(7 / 3))
+
+
+@pytest.mark.parametrize(
+  ('count', 'quantile'),
+  # Student 1908 and every table since: two-sided, 5 %.
+  [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (10, 2.262), (31, 2.042)],
+)
+def test_published_quantiles(count, quantile):
+  found = statistics.sample([0.0, 1.0] + [0.5] * (count - 2))
+  assert found.half_width / found.error == pytest.approx(quantile, abs=5e-4)
+  # At the edge of the interval the test is at 5 %.
+  edge = made([x + found.half_width for x in (-0.5, 0.5, *[0.0] * (count - 2))])
+  expected = 0.05 if count >= statistics.LEAST_COUNT else 1
+  assert edge.p_value == pytest.approx(expected)
+
+
+def test_what_does_not_exist():
+  assert math.isnan(statistics.sample([5.0]).half_width)
+  assert math.isnan(statistics.sample([]).mean)
+  assert math.isnan(statistics.sample([1.0, 2.0, math.nan]).mean)
 
 
 def test_margin_by_hand():

@@ -1,4 +1,4 @@
-"""Intervals, tests and verdicts; fixed before anything was measured.
+"""Intervals, tests and verdicts over pairs of runs.
 
 The unit is the pair of runs with one seed. A test is about the mean over pairs
 of one number a pair: that it is above 0, or, with a margin, that it is nearer
@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-
-from scipy import stats
 
 LEVEL = 0.05
 LEAST_COUNT = 3
@@ -43,12 +41,15 @@ class Sample:
     """Of the 95% t interval; NaN with fewer than 2 numbers."""
     if self.count < 2:
       return math.nan
+    # Imported late: it takes a second, and `--help` has no use for it.
+    from scipy import stats
+
     return float(stats.t.ppf(1 - LEVEL / 2, self.freedom)) * self.error
 
 
 def sample(values: Iterable[float]) -> Sample:
-  """Of numbers, one a pair; NaN ones are left out."""
-  values = [x for x in values if not math.isnan(x)]
+  """Of numbers, one a pair; NaN if one of them is."""
+  values = list(values)
   count = len(values)
   mean = math.fsum(values) / count if count else math.nan
   error = math.nan
@@ -125,6 +126,8 @@ class Test:
       distance = abs(distance - self.margin)
     if not self.sample.error:
       return 0.0 if distance else 1.0
+    from scipy import stats
+
     t = distance / self.sample.error
     return min(1.0, 2 * float(stats.t.sf(t, self.sample.freedom)))
 
@@ -135,8 +138,9 @@ def of_pairs(
   values: Mapping[int, float],
   margin: float | None = None,
 ) -> Test:
-  """The test of numbers of pairs, by seed."""
-  return Test(label, depth, sample(values.values()), margin)
+  """The test of numbers of pairs, by seed; what is NaN is no pair."""
+  numbers = [x for x in values.values() if not math.isnan(x)]
+  return Test(label, depth, sample(numbers), margin)
 
 
 @dataclasses.dataclass(frozen=True)
