@@ -48,6 +48,7 @@ def measure(
 
 def _measure_run(subject, options, progress, result):
   # Imported late: see `command`.
+  from analysis import runs
   from sinkformer_jax import encoder
   from sinkformer_jax import rank
 
@@ -60,11 +61,7 @@ def _measure_run(subject, options, progress, result):
     totals.append(
       rank.mechanism.logit_variance(capture.logits, capture.mask).total
     )
-    tokens.append(
-      np.full(capture.logits.shape[1], capture.logits.shape[-1])
-      if capture.mask is None
-      else capture.mask.sum(1)
-    )
+    tokens.append(runs.num_tokens(capture))
   totals = np.concatenate(totals, 1)
   about = subject.about() | {
     'dtype': 'float64',

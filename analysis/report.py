@@ -29,6 +29,7 @@ ANALYSES = {
   'path_products': 'Path products (quantity A)',
   'layer_outputs': 'Tokens layer by layer (quantity B)',
   'attention': 'Attention and its marginal errors',
+  'sequence_length': 'Path products by the number of tokens',
   'iterations': 'Iterations of trained Sinkhorn models',
   'mechanism': 'Mechanism: experiments on pairs',
   'lipschitz': 'Local Lipschitz constants',

@@ -291,6 +291,13 @@ def pairs(subjects: Sequence[Subject]) -> list[tuple[Subject, Subject]]:
   ]
 
 
+def num_tokens(capture: rank.Capture) -> np.ndarray:
+  """Valid tokens of each example, ``[batch]``."""
+  if capture.mask is None:
+    return np.full(capture.hidden.shape[1], capture.hidden.shape[2])
+  return capture.mask.sum(1)
+
+
 def concatenate(parts: Sequence[rank.Residuals]) -> rank.Residuals:
   """Residuals of chunks of examples, the second axis, as one."""
 

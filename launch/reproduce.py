@@ -27,8 +27,19 @@ FLAGS = flags.FlagValues()
 _STUDY = flags.DEFINE_enum(
   'study',
   'all',
-  ['mnist', 'random_control', 'theory', 'all'],
-  'Which study.',
+  [
+    'mnist',
+    'random_control',
+    'theory',
+    'ag_news',
+    'cats_vs_dogs',
+    'variants',
+    'sinkformers_cats_vs_dogs',
+    'sinkformers_imdb',
+    'sinkformers',
+    'all',
+  ],
+  'Which study, or group of studies.',
   flag_values=FLAGS,
 )
 _PRESET = flags.DEFINE_enum(

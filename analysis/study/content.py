@@ -11,6 +11,7 @@ from typing import Any
 
 from analysis import curves
 from analysis import figures
+from analysis import sequence_length
 from analysis import statistics
 from analysis import tables
 from analysis.study import claims as claims_lib
@@ -113,22 +114,36 @@ def of_runs(
   """The content of a study of runs; arguments as in `evidence_of`."""
   evidence = evidence_of(study, finished, measured)
   first = evidence[study.comparisons[0].tag]
-  variations = robustness.variations(first)
+  variations = [] if study.exploratory else robustness.variations(first)
   problems = [note for x in measured for note in x.notes]
   return Content(
     study=study,
-    answers=claims_lib.answers(study.claims, first),
-    figures=plots.of_runs(first, variations),
+    answers=[]
+    if study.exploratory
+    else claims_lib.answers(study.claims, first),
+    figures=_figures(study, evidence, variations),
     large_tables=_large_tables(list(evidence.values())),
     variations=variations,
     tables={
-      'Other trainings': _other_trainings(study, evidence),
+      'Trainings side by side': _side_by_side(study, evidence),
       'Learning rate tuned for each normalizer': _tuned(study, evidence),
       'Runs': [_run_row(x) for x in finished],
     },
     notes=list(dict.fromkeys([*_notes(study, finished, first), *problems])),
     revisions=list(dict.fromkeys(x.by for x in measured)),
   )
+
+
+def _figures(study, evidence, variations):
+  first = evidence[study.comparisons[0].tag]
+  if study.exploratory:
+    titles = {evidence[x.tag]: x.title for x in study.comparisons}
+    return plots.of_comparisons(titles)
+  found = plots.of_runs(first, variations)
+  if study.texts:
+    rows = curves.select(first.rows, analysis='sequence_length')
+    found += sequence_length.plots(rows)
+  return found
 
 
 def evidence_alone(study: plan.Study, result: tables.Result) -> Evidence:
@@ -220,7 +235,9 @@ def _notes(study, finished, first):
       f' part of this: {", ".join(missing)}.'
     )
   pairs = len(first.seeds)
-  if pairs < statistics.LEAST_COUNT:
+  if study.exploratory:
+    notes.append('Exploratory: no claim is tested, and no verdict given.')
+  elif pairs < statistics.LEAST_COUNT:
     notes.append(
       f'{pairs} pair{"s" * (pairs != 1)} of runs: with fewer than'
       f' {statistics.LEAST_COUNT} nothing can be told, and no verdict is given.'
@@ -257,7 +274,7 @@ def _run_row(run):
   }
 
 
-def _other_trainings(study, evidence):
+def _side_by_side(study, evidence):
   """Claims a and b, matched entropy and accuracy in every comparison."""
   found = []
   for comparison in study.comparisons:

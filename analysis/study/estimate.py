@@ -36,19 +36,29 @@ def environment() -> dict[str, str]:
 def step_seconds(
   runs: Iterable[plan.PlannedRun], extra: Sequence[str] = ()
 ) -> dict[str, float]:
-  """Seconds of a training step, by config file.
+  """Seconds of a training step, by kind of run.
 
   Args:
-    runs: those that are to be trained; the first of each config is timed.
+    runs: those that are to be trained; the first of each kind is timed.
     extra: further arguments of `launch.train`.
   """
   first = {}
   for run in runs:
-    first.setdefault(run.config_file, run)
+    first.setdefault(kind(run), run)
   return {
     name: _time(run, extra) * _GROWTH[run.normalizer]
     for name, run in first.items()
   }
+
+
+def kind(run: plan.PlannedRun) -> str:
+  """Runs of one kind take about as long a step."""
+  fields = {
+    k: v
+    for k, v in run.comparison.overrides.items()
+    if k.startswith(('data.', 'batch_size', 'model.num_layers'))
+  }
+  return f'{run.config_file} {fields}'
 
 
 def _time(run, extra):
@@ -102,7 +112,7 @@ def training_seconds(
 ) -> float:
   """What is left of a run's training."""
   steps = run.config().total_steps - run.steps_done()
-  return _START + _BESIDE_STEPS * steps * step_seconds[run.config_file]
+  return _START + _BESIDE_STEPS * steps * step_seconds[kind(run)]
 
 
 class Countdown:

@@ -73,6 +73,7 @@ _SECONDS = {
   'matched_control': (6, 0.1),
   'mechanism': (5, 2.0),
   'path_products': (2, 0.2),
+  'sequence_length': (2, 0.2),
   'theory': (3, 0.5),
 }
 
@@ -90,7 +91,7 @@ def jobs(
   runs = list(runs)
   found = []
   for run in runs:
-    found += _jobs_of_run(study.sizes, run)
+    found += _jobs_of_run(study, run)
   for pair in pairs(runs):
     options = {
       'num_examples': study.sizes.few_examples,
@@ -102,7 +103,8 @@ def jobs(
   return [x for x in found if x.analysis in analyses]
 
 
-def _jobs_of_run(sizes, run):
+def _jobs_of_run(study, run):
+  sizes = study.sizes
   last = _last_step(run)
   whole = run.comparison.whole
   examples = {'num_examples': sizes.num_examples, 'seed': 0}
@@ -118,6 +120,8 @@ def _jobs_of_run(sizes, run):
     if step != last:
       yield products(step, ['first'])
   yield Job('layer_outputs', (run,), last, examples)
+  if study.texts:
+    yield Job('sequence_length', (run,), last, examples | paths)
   if not whole:
     return
   yield products(last, ['first', 'drawn'], skip=True)

@@ -96,9 +96,11 @@ def render(
     about, *sentences = answer(content) or ['']
     if sentences:
       parts += [markup.paragraph(about), markup.items(sentences)]
-  parts.append(markup.heading('Claims'))
-  parts.append(markup.table(_claim_rows(contents)))
-  parts.append(markup.items(_DESIGN))
+  rows = _claim_rows(contents)
+  if rows:
+    parts.append(markup.heading('Claims'))
+    parts.append(markup.table(by_study(contents) if several else []))
+    parts += [markup.table(rows), markup.items(_DESIGN)]
   for content, folder in zip(contents, folders, strict=True):
     parts += _study(content, folder, several)
   return markup.document(title, parts)
@@ -106,7 +108,7 @@ def render(
 
 def answer(content: dict[str, Any]) -> list[str]:
   """What a study of runs says about its main question, in sentences."""
-  lines = []
+  lines, count = [], 0
   of_letter = {x['letter']: x for x in content['claims']}
   for letter, label, begin, words in _SENTENCES:
     tests = [
@@ -116,9 +118,9 @@ def answer(content: dict[str, Any]) -> list[str]:
     ]
     if tests:
       lines.append(f'{begin} {_phrases(tests, words)}.')
+      count = max(count, *(x['count'] for x in tests))
   if not lines:
     return []
-  count = min(x['count'] for x in of_letter['a']['tests'])
   return [
     f'{content["study"]}, {content["training"]}, {count}'
     f' pair{"s" * (count != 1)} of runs; differences of log10 of the residual,'
@@ -165,6 +167,20 @@ def _claim_rows(contents):
   return rows
 
 
+def by_study(contents: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+  """A line for each claim, with its verdict in each study."""
+  studies = [x['study'] for x in contents if x['claims']]
+  lines = {}
+  for content in contents:
+    for claim in content['claims']:
+      about = f'{claim["letter"]}. {claim["statement"]}'
+      line = lines.setdefault(
+        about, {'claim': about} | dict.fromkeys(studies, '')
+      )
+      line[content['study']] = claim['verdict']
+  return [lines[x] for x in sorted(lines)]
+
+
 def _study(content, folder, several):
   parts = []
   if several:
@@ -187,7 +203,9 @@ def _study(content, folder, several):
   for title, rows in content['tables'].items():
     if rows:
       parts += [markup.heading(title, level), markup.table(rows)]
-  parts.append(markup.heading('Each claim: what is tested, and how', level))
+  if content['claims']:
+    title = 'Each claim: what is tested, and how'
+    parts.append(markup.heading(title, level))
   parts += [_claim(x) for x in content['claims']]
   sizes = ', '.join(f'{k} {v}' for k, v in content['sizes'].items())
   parts.append(
@@ -225,6 +243,8 @@ def _p_row(test):
 def claims_table(contents: Sequence[dict[str, Any]]) -> str:
   """All claims as a Markdown table, for a README."""
   rows = _claim_rows(contents)
+  if not rows:
+    return ''
   lines = [list(rows[0]), ['---'] * len(rows[0])]
   lines += [[str(x).replace('|', '\\|') for x in row.values()] for row in rows]
   return ''.join(f'| {" | ".join(cells)} |\n' for cells in lines)

@@ -88,6 +88,9 @@ class Study:
     grid: tags of the comparisons from which each normalizer's learning rate is
       chosen on validation data; empty for no such comparison.
     alone: the analysis of a study without runs.
+    texts: whether examples differ in length.
+    exploratory: whether its comparisons are shown side by side, without
+      verdicts.
   """
 
   name: str
@@ -99,6 +102,8 @@ class Study:
   comparisons: tuple[Comparison, ...] = ()
   grid: tuple[str, ...] = ()
   alone: str = ''
+  texts: bool = False
+  exploratory: bool = False
 
   def runs(self, root: pathlib.Path) -> list['PlannedRun']:
     """All its runs, the two of a pair after each other."""
@@ -218,73 +223,262 @@ class PlannedRun:
       )
 
 
-_ONE_EPOCH = {'total_steps': 859}
+_ONE_EPOCH = {'total_steps': 859}  # Of MNIST.
+# How much the presets measure of a pair that is there for a look.
+_LOOK = {
+  'quick': Sizes(num_examples=8, num_paths=20, few_examples=4, num_draws=20),
+  'tiny': Sizes(4, 5, 2, num_draws=4),
+}
+
+
+# A warm-up that is over long before the end.
+_SIXTY_STEPS = {'total_steps': 60, 'optimizer__warmup_steps': 20}
+
+
+def _configs(name, preset=''):
+  end = f':{preset}' if preset else ''
+  return {x: f'configs/{name}_{x}.py{end}' for x in (SOFTMAX, SINKHORN)}
+
+
+def _main(tag, title, seeds=(0, 1, 2), **overrides):
+  """The comparison that verdicts are about."""
+  return Comparison(tag, title, seeds, _dotted(overrides), whole=True)
+
+
+def _dotted(overrides):
+  return {k.replace('__', '.'): v for k, v in overrides.items()}
+
+
+def _pair(tag, title, **overrides):
+  """One more pair, beside the main comparison."""
+  return Comparison(tag, title, (0,), _dotted(overrides))
 
 
 def _mnist(preset: str) -> Study:
-  configs = {x: f'configs/mnist_{x}.py' for x in (SOFTMAX, SINKHORN)}
-  grid = ()
-  if preset == 'quick':
-    comparisons = (Comparison('quick', '160 steps', (0,), whole=True),)
-    sizes = Sizes(num_examples=8, num_paths=20, few_examples=4, num_draws=20)
-  elif preset == 'tiny':
-    comparisons = (Comparison('tiny', '20 steps', (0, 1), whole=True),)
-    sizes = Sizes(4, 5, 2, num_draws=4)
-  elif preset == 'full':
-    comparisons = (Comparison('', '10 epochs', (0, 1, 2, 3, 4), whole=True),)
-    sizes = Sizes()
-  else:
-    comparisons = _mnist_in_a_night()
-    grid = tuple(x.tag for x in comparisons if x.tag.startswith('1epoch'))
-    sizes = Sizes()
-  if preset in ('quick', 'tiny'):
-    configs = {k: f'{v}:{preset}' for k, v in configs.items()}
+  comparisons = {
+    'quick': (_main('quick', '160 steps', (0,)),),
+    'cpu': _mnist_in_a_night(),
+    'full': (_main('', '10 epochs', (0, 1, 2, 3, 4)),),
+    'tiny': (_main('tiny', '20 steps', (0, 1)),),
+  }[preset]
+  grid = [x.tag for x in comparisons if x.tag.startswith('1epoch')]
   return Study(
     name='mnist',
     title='MNIST: softmax and Sinkhorn attention, 24 layers',
     preset=preset,
     claims='abcdefhiklmno',
-    sizes=sizes,
-    configs=configs,
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs('mnist', preset if preset in _LOOK else ''),
     comparisons=comparisons,
-    grid=grid,
+    grid=tuple(grid) if len(grid) > 1 else (),
   )
 
 
 def _mnist_in_a_night():
   def at(learning_rate):
-    return {**_ONE_EPOCH, 'optimizer.learning_rate': learning_rate}
+    return _ONE_EPOCH | {'optimizer__learning_rate': learning_rate}
 
   return (
-    Comparison(
+    _main(
       '1epoch',
       'one epoch at learning rate 1e-3',
       (0, 1, 2, 3, 4),
-      _ONE_EPOCH,
-      whole=True,
+      **_ONE_EPOCH,
     ),
     Comparison(
-      '1epoch_lr5e-4', 'one epoch at learning rate 5e-4', (0, 1, 2), at(5e-4)
+      '1epoch_lr5e-4',
+      'one epoch at learning rate 5e-4',
+      (0, 1, 2),
+      _dotted(at(5e-4)),
     ),
-    Comparison(
-      '3epochs',
-      'three epochs at learning rate 1e-3',
-      (0,),
-      {'total_steps': 2577},
+    _pair('3epochs', 'three epochs at learning rate 1e-3', total_steps=2577),
+    _pair('1epoch_lr2e-3', 'one epoch at learning rate 2e-3', **at(2e-3)),
+    _pair('1epoch_lr2.5e-4', 'one epoch at learning rate 2.5e-4', **at(2.5e-4)),
+  )
+
+
+def _ag_news(preset: str) -> Study:
+  comparisons = {
+    'quick': (_main('60steps', '60 steps', (0,), **_SIXTY_STEPS),),
+    'cpu': (
+      _main('1epoch', 'one epoch of 19,000 texts at 1e-3', total_steps=296),
     ),
-    Comparison(
-      '1epoch_lr2e-3', 'one epoch at learning rate 2e-3', (0,), at(2e-3)
+    'full': (_main('', '5 epochs of 114,000 texts'),),
+    'tiny': (_main('tiny', '20 steps', (0, 1)),),
+  }[preset]
+  return Study(
+    name='ag_news',
+    title='AG News: softmax and Sinkhorn attention, 24 layers',
+    preset=preset,
+    claims='abcdefiklmn',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs('ag_news', preset if preset in _LOOK else ''),
+    comparisons=comparisons,
+    texts=True,
+  )
+
+
+def _cats_vs_dogs(preset: str) -> Study:
+  comparisons = {
+    'quick': (_main('60steps', '60 steps, 64 pixels', (0,), **_SIXTY_STEPS),),
+    'cpu': (
+      _main(
+        '1050steps', '30 epochs of 1,120 photos, 64 pixels', total_steps=1050
+      ),
+      _pair(
+        '224px',
+        '3 epochs of 1,120 photos, 224 pixels',
+        data__image_size=224,
+        batch_size=16,
+        total_steps=210,
+      ),
     ),
-    Comparison(
-      '1epoch_lr2.5e-4', 'one epoch at learning rate 2.5e-4', (0,), at(2.5e-4)
+    'full': (_main('', '50 epochs of 20,000 photos, 224 pixels'),),
+    'tiny': (_main('tiny', '20 steps', (0, 1)),),
+  }[preset]
+  return Study(
+    name='cats_vs_dogs',
+    title='Cats and Dogs: softmax and Sinkhorn attention, 24 layers',
+    preset=preset,
+    claims='abcdefiklmn',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs(
+      'cats_vs_dogs', {'full': '', 'tiny': 'tiny'}.get(preset, 'quick')
     ),
+    comparisons=comparisons,
+  )
+
+
+# What none of the papers trained.
+_VARIANTS = {
+  'noffn': ('without FFN', {'model__ffn': False}),
+  'noskip': ('without skips of attention', {'model__skip': False}),
+  'pure': (
+    'pure attention: without both',
+    {'model__ffn': False, 'model__skip': False},
+  ),
+  'post': ('post-LayerNorm', {'model__norm_position': 'post'}),
+  'deepnorm': (
+    'DeepNorm',
+    {'model__norm_position': 'post', 'model__deepnorm': True},
+  ),
+  'talking': ('talking heads', {'model__talking_heads': True}),
+}
+
+
+def _variants(preset: str) -> Study:
+  base, title, steps = {
+    'quick': ('6layers', '6 layers, 60 steps', _SIXTY_STEPS),
+    'cpu': ('1epoch', 'one epoch', _ONE_EPOCH),
+    'full': ('', '10 epochs', {}),
+    'tiny': ('tiny', '20 steps', {}),
+  }[preset]
+  if preset == 'quick':
+    steps = steps | {'model__num_layers': 6}
+  others = [
+    _pair(f'{base}{"_" if base else ""}{tag}', words, **steps, **changed)
+    for tag, (words, changed) in _VARIANTS.items()
+  ]
+  return Study(
+    name='variants',
+    title='Variants on MNIST: what the papers never trained',
+    preset=preset,
+    claims='abln',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs('mnist', preset if preset in _LOOK else ''),
+    comparisons=(
+      _pair(base, f'as in the study of MNIST, {title}', **steps),
+      *others,
+    ),
+    exploratory=True,
+  )
+
+
+def _sinkformers_cats_vs_dogs(preset: str) -> Study:
+  comparisons = {
+    'quick': (
+      _main(
+        'sinkformers_40steps',
+        '40 steps, 64 pixels',
+        (0,),
+        data__image_size=64,
+        **_steps(40, 33),
+      ),
+    ),
+    'cpu': (
+      _main(
+        'sinkformers_350steps',
+        '20 epochs of 1,120 photos',
+        (0,),
+        **_steps(350, 292),
+      ),
+    ),
+    'full': (_main('sinkformers', '300 epochs of 20,000 photos'),),
+    'tiny': (
+      _main(
+        'sinkformers_tiny',
+        '20 steps',
+        (0,),
+        data__image_size=32,
+        **_steps(20, 17),
+      ),
+    ),
+  }[preset]
+  return _sinkformers('cats_vs_dogs', 'Cats and Dogs', preset, comparisons)
+
+
+def _sinkformers_imdb(preset: str) -> Study:
+  short = {'data__max_length': 128, 'data__bucket_lengths': (), 'batch_size': 8}
+  comparisons = {
+    'quick': (
+      _main(
+        'sinkformers_20steps',
+        '20 steps of 8, 128 tokens',
+        (0,),
+        **short,
+        **_steps(20, 17),
+      ),
+    ),
+    'cpu': (
+      _main(
+        'sinkformers_1epoch',
+        'one epoch of 9,000 texts',
+        (0,),
+        **_steps(281, 225),
+      ),
+    ),
+    'full': (_main('sinkformers', '15 epochs of 22,500 texts'),),
+    'tiny': (
+      _main('sinkformers_tiny', '20 steps', (0,), **short, **_steps(20, 17)),
+    ),
+  }[preset]
+  return _sinkformers('imdb', 'IMDb', preset, comparisons)
+
+
+def _steps(total, boundary):
+  """A shorter training; the learning rate falls as late as in the whole."""
+  return {'total_steps': total, 'optimizer__step_boundaries': (boundary,)}
+
+
+def _sinkformers(name, words, preset, comparisons):
+  return Study(
+    name=f'sinkformers_{name}',
+    title=f'{words} as the Sinkformers had it: 6 layers, 8 heads, n_it 1 and 3',
+    preset=preset,
+    claims='abklmn',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs(name, 'sinkformers'),
+    comparisons=comparisons,
+    texts=name == 'imdb',
   )
 
 
 def _random_control(preset: str) -> Study:
   sizes = {
     'quick': Sizes(scales=('0.5', '1', '3'), num_draws=20),
-    'tiny': Sizes(scales=('1',), num_draws=4, num_tokens=8, num_layers=3),
+    'sinkformers_tiny': Sizes(
+      scales=('1',), num_draws=4, num_tokens=8, num_layers=3
+    ),
   }
   return Study(
     name='random_control',
@@ -312,12 +506,21 @@ STUDIES: dict[str, Callable[[str], Study]] = {
   'mnist': _mnist,
   'random_control': _random_control,
   'theory': _theory,
+  'ag_news': _ag_news,
+  'cats_vs_dogs': _cats_vs_dogs,
+  'variants': _variants,
+  'sinkformers_cats_vs_dogs': _sinkformers_cats_vs_dogs,
+  'sinkformers_imdb': _sinkformers_imdb,
+}
+GROUPS: dict[str, tuple[str, ...]] = {
+  'sinkformers': ('sinkformers_cats_vs_dogs', 'sinkformers_imdb'),
+  'all': tuple(STUDIES),
 }
 
 
 def studies(name: str, preset: str) -> list[Study]:
-  """The studies that a name stands for, of a preset."""
-  return [make(preset) for key, make in STUDIES.items() if name in (key, 'all')]
+  """The studies that a name of one or of a group stands for, of a preset."""
+  return [STUDIES[x](preset) for x in GROUPS.get(name, (name,))]
 
 
 def check(runs: Sequence[PlannedRun]) -> None:

@@ -19,6 +19,7 @@ from analysis.study import measure
 from analysis.study import plan
 from analysis.study import robustness
 from analysis.study.evidence import Evidence
+from analysis.study.evidence import NAMES
 
 Plot = curves.Plot
 _INTERVAL = 'Bars and bands: 95% t interval over pairs.'
@@ -35,6 +36,47 @@ def of_runs(
   """
   drawn = [make(evidence) for make in (_paths, _outputs, _training, _causes)]
   return [*drawn, _robustness(found)]
+
+
+def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
+  """Figures of comparisons side by side.
+
+  Args:
+    titles: the evidence of each, and what it is called.
+  """
+  points = {
+    title: _rows(evidence, **decay.PATHS, at=measure.LAST)
+    for evidence, title in titles.items()
+  }
+  rows = [x for found in points.values() for x in found]
+  return [
+    Plot(
+      'comparisons',
+      curves.caption(
+        rows,
+        'Spectral norm of the residual of path products (first k layers),'
+        ' absolute: mean of log10, of models that were trained in different'
+        ' ways.',
+      ),
+      (8, 4.6),
+      lambda fig: _draw_comparisons(fig, points, rows),
+    )
+  ]
+
+
+def _draw_comparisons(fig, points, rows):
+  panels = fig.subplots(1, 2, sharey=True)
+  for ax, (normalizer, name) in zip(panels, NAMES.items(), strict=True):
+    for number, (title, found) in enumerate(points.items()):
+      own = curves.select(found, normalizer=normalizer)
+      own = [x | {'std': 0.0} for x in own]
+      curves.draw(ax, own, figures.curve(number), title)
+    ax.set_title(name)
+    ax.set_xlabel('path depth k')
+  panels[0].set_ylabel('log10 of the residual')
+  handles, labels = panels[0].get_legend_handles_labels()
+  fig.legend(handles, labels, loc='outside upper center', ncols=3, fontsize=8)
+  curves.finish(fig, rows)
 
 
 def _rows(evidence, **values):

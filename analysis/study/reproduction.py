@@ -75,8 +75,10 @@ class Reproduction:
       errors.RunError: if no study has a pair of runs.
       KeyboardInterrupt: if it is told to stop.
     """
-    unfinished = [] if self.analyse_only else self._unfinished()
-    seconds = self._announce(unfinished)
+    print(f'Studies: {_names(self.studies)}; preset {self.studies[0].preset}.')
+    seconds = {} if self.analyse_only else self._time_trainings()
+    unfinished = [x for x in self._runs() if x.name in seconds]
+    self._announce(unfinished, seconds)
     if dry_run:
       return []
     failed = trainings.train(unfinished, seconds, self._train_flags())
@@ -99,7 +101,7 @@ class Reproduction:
       )
       if not ready:
         raise errors.RunError(f'{text}; without --analyse_only it is trained.')
-      print(f'{text}: left out.')
+      print(f'{text}: not analysed.')
     return ready
 
   def _has_a_pair(self, study):
@@ -108,24 +110,52 @@ class Reproduction:
     return bool(measure.pairs(main))
 
   def _runs(self):
-    return [x for study in self.studies for x in study.runs(self.runs_dir)]
-
-  def _unfinished(self):
-    return [x for x in self._runs() if not x.is_finished()]
+    """All runs, those that several studies have once."""
+    runs = [x for study in self.studies for x in study.runs(self.runs_dir)]
+    return list({x.name: x for x in runs}.values())
 
   def _train_flags(self):
     return [f'--config.data.dir={self.data_dir}'] if self.data_dir else []
 
-  def _announce(self, unfinished):
-    """Says what will be done; seconds that each training will take."""
-    print(f'Studies: {_names(self.studies)}; preset {self.studies[0].preset}.')
+  def _time_trainings(self):
+    """How long each training will take, from a few steps.
+
+    Of several studies those that cannot be trained, as their data is not there,
+    are left out.
+    """
+    of_a_step, seconds = {}, {}
+    for study in self.studies:
+      runs = study.runs(self.runs_dir)
+      runs = [x for x in runs if not x.is_finished()]
+      new = [x for x in runs if estimate.kind(x) not in of_a_step]
+      if new:
+        print(f'{study.name}: timing a few training steps ...', flush=True)
+      try:
+        of_a_step |= estimate.step_seconds(new, self._train_flags())
+      except errors.RunError as error:
+        if len(self.studies) == 1:
+          raise
+        print(f'{study.name}: not trained. {error}')
+        continue
+      for run in runs:
+        seconds[run.name] = estimate.training_seconds(run, of_a_step)
+    return seconds
+
+  def _announce(self, unfinished, seconds):
+    """Says what will be done."""
     runs = self._runs()
     print(
       f'Runs in {self.runs_dir}: {len(runs)} planned,'
       f' {len([x for x in runs if x.is_finished()])} finished,'
       f' {len(unfinished)} to be trained.'
     )
-    seconds = self._time_trainings(unfinished) if unfinished else {}
+    for run in unfinished:
+      done = run.steps_done()
+      where = f', from step {done}' if done else ''
+      print(
+        f'  {run.name}: {run.config().total_steps} steps{where}, about'
+        f' {estimate.clock(seconds[run.name])}'
+      )
     jobs = [x for study in self.studies for x in self._jobs(study, unfinished)]
     analysis = sum(x.seconds for x in jobs) + _WRITING * len(self.studies)
     total = sum(seconds.values()) + analysis
@@ -136,20 +166,6 @@ class Reproduction:
     if not self.letters:
       print(f'Results: {self.output}')
     sys.stdout.flush()
-    return seconds
-
-  def _time_trainings(self, runs):
-    print('Timing a few training steps ...', flush=True)
-    of_a_step = estimate.step_seconds(runs, self._train_flags())
-    seconds = {x.name: estimate.training_seconds(x, of_a_step) for x in runs}
-    for run in runs:
-      done = run.steps_done()
-      where = f', from step {done}' if done else ''
-      print(
-        f'  {run.name}: {run.config().total_steps} steps{where}, about'
-        f' {estimate.clock(seconds[run.name])}'
-      )
-    return seconds
 
   def _store(self):
     return measure.Store(
@@ -162,17 +178,20 @@ class Reproduction:
 
   def _analyses(self, study):
     """Modules that measure what is asked for."""
-    return {y for x in self._asked(study) for y in claims.CLAIMS[x].analyses}
+    found = {y for x in self._asked(study) for y in claims.CLAIMS[x].analyses}
+    # A figure, which is not asked for with single claims.
+    return found if self.letters else found | {'sequence_length'}
 
   def _jobs(self, study, unfinished):
     """What is still to be measured, once the trainings are done."""
     runs = study.runs(self.runs_dir)
-    runs = [x for x in runs if x.is_finished() or x in unfinished]
+    names = {x.name for x in unfinished}
+    runs = [x for x in runs if x.is_finished() or x.name in names]
     store = self._store()
     return [
       job
       for job in measure.jobs(study, runs, self._analyses(study))
-      if any(x in unfinished for x in job.runs) or not store.has(job)
+      if any(x.name in names for x in job.runs) or not store.has(job)
     ]
 
   def _print_claims(self, study):

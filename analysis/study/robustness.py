@@ -90,6 +90,8 @@ def variations(evidence: Evidence) -> list[Variation]:
     mine = [choice for letter, choice in choices() if letter == claim]
     for choice in (decay.FIXED, *mine):
       judged = statistics.judge(tests(evidence, choice))
+      if choice != decay.FIXED and not any(x.test.sample.count for x in judged):
+        continue  # Not measured in this study.
       found += [
         Variation(claim, choice.title, x, y.verdict)
         for x, y in zip(judged, fixed, strict=True)

@@ -109,6 +109,53 @@ def test_several_studies_on_one_page(written, tmp_path):
   assert [x.split(' | ')[1] for x in table[:2]] == ['mnist', 'other']
 
 
+def test_table_of_claims_by_study(written, tmp_path):
+  found, folder = written
+  other = found | {'study': 'other', 'claims': found['claims'][1:2]}
+  assert page.by_study([found, other])[:2] == [
+    {
+      'claim': 'a. Products of trained attention matrices decay more slowly'
+      ' with Sinkhorn.',
+      'mnist': 'does not hold',
+      'other': '',
+    },
+    {
+      'claim': 'b. So do the outputs of the layers.',
+      'mnist': 'does not hold',
+      'other': 'does not hold',
+    },
+  ]
+  page.write([found, other], [folder, folder], tmp_path)
+  assert '<th>other</th>' in (tmp_path / page.PAGE).read_text()
+
+
+def test_exploratory_comparisons_have_no_verdict(tmp_path):
+  (study,) = plan.studies('variants', 'tiny')
+  runs = study.runs(tmp_path)
+  rows = []
+  for run in runs:
+    made_up_runs.make(run)
+  for comparison in study.comparisons[:3]:
+    tag = {'tag': comparison.tag, 'setting': comparison.tag}
+    rows += [
+      x | tag
+      for x in synthetic.Tables(num_pairs=1, gap=1.0).rows()
+      if x['analysis'] != 'training'
+    ]
+  measured = measure.Measured(rows, [], 'revision 1')
+  content = content_lib.of_runs(study, runs, [measured])
+  found = content_lib.write(content, tmp_path / 'variants')
+  assert not found['claims']
+  assert [x['name'] for x in found['figures']] == ['comparisons']
+  table = found['tables']['Trainings side by side']
+  assert table[1]['training'] == 'without FFN'
+  assert table[1]['path products'].startswith('+1.0')
+  page.write([found], [tmp_path / 'variants'], tmp_path / 'variants')
+  text = (tmp_path / 'variants' / page.PAGE).read_text()
+  assert 'Exploratory: no claim is tested' in text
+  assert 'Claims' not in text
+
+
 def test_another_preset_is_refused(written):
   _, folder = written
   content_lib.check_preset(folder, 'full')

@@ -6,6 +6,7 @@ import pytest
 
 from analysis.study import measure
 from analysis.study import plan
+from sinkformer_jax import configuration
 from sinkformer_jax import errors
 from tests.analysis.study import made_up_runs
 
@@ -49,6 +50,22 @@ def test_presets():
   (softmax, _) = study(preset='quick').runs(made_up_runs.NOWHERE)
   assert softmax.name == 'mnist_softmax_quick/seed0'
   assert '--config=configs/mnist_softmax.py:quick' in softmax.command()
+
+
+def test_every_planned_run_could_be_trained():
+  for preset in plan.PRESETS:
+    planned = {}
+    for found in plan.studies('all', preset):
+      for run in found.runs(made_up_runs.NOWHERE):
+        config = run.config()
+        configuration.check(config)
+        # A directory that two studies have is of the same run.
+        text = config.to_json()
+        assert planned.setdefault(run.name, text) == text
+      for pair in measure.pairs(found.runs(made_up_runs.NOWHERE)):
+        first, second = (x.config() for x in pair)
+        different = configuration.differences(first.to_dict(), second.to_dict())
+        assert set(different) <= {'model.normalizer', 'model.num_iters'}
 
 
 def test_runs_that_are_there(tmp_path):
