@@ -63,8 +63,9 @@ def number(sample: Sample) -> str:
   """A mean with its interval, as text."""
   if math.isnan(sample.mean):
     return 'no number'
-  form = '.2f' if abs(sample.mean) < 1000 else '.2e'
   half = sample.half_width
+  size = max(abs(sample.mean), 0 if math.isnan(half) else half)
+  form = '.1e' if 0 < size < 0.005 or size >= 1000 else '.2f'
   if math.isnan(half) or not half:
     return f'{sample.mean:+{form}}'
   return f'{sample.mean:+{form}} ± {half:{form}}'

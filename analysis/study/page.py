@@ -30,7 +30,7 @@ _DESIGN = (
 _DECAY = {
   statistics.HOLDS: 'decay more slowly',
   statistics.FAILS: 'decay faster',
-  statistics.UNKNOWN: 'show no difference that can be told',
+  statistics.UNKNOWN: 'cannot be told apart from those of softmax',
 }
 # Claim, label of its tests, what is said of them.
 _SENTENCES = (
@@ -47,7 +47,7 @@ _SENTENCES = (
     {
       statistics.HOLDS: 'keep more of their residual',
       statistics.FAILS: 'keep less of their residual',
-      statistics.UNKNOWN: 'show no difference that can be told',
+      statistics.UNKNOWN: 'cannot be told apart from those of softmax',
     },
   ),
   (
@@ -193,6 +193,7 @@ def _study(content, folder, several):
   if content['robustness']:
     parts.append(markup.heading('What the choice of measure changes', level))
     parts.append(markup.items(content['robustness']))
+  if content['choices']:
     parts.append(markup.table(content['choices']))
     parts.append(
       markup.paragraph(

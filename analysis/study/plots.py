@@ -337,7 +337,7 @@ def _draw_forest(
         transform=ax.get_yaxis_transform(),
       )
     ax.set_title(f'depth {depth}')
-    ax.set_xlabel('log10')
+    ax.set_xlabel('difference of log10')
   panels[0].set_yticks(
     range(len(labels)),
     [textwrap.fill(x, 48) for x in labels],

@@ -5,6 +5,7 @@ changes a verdict is one that a paper has to name.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 import math
 
@@ -119,9 +120,14 @@ def rows(found: Iterable[Variation]) -> list[dict]:
   ]
 
 
-def matrix(found: Iterable[Variation]) -> list[dict[str, str]]:
-  """A line for each choice: verdicts, with a star where they are others."""
+def matrix(found: Sequence[Variation]) -> list[dict[str, str]]:
+  """A line for each choice: verdicts, with a star where they are others.
+
+  None where there are too few pairs for any.
+  """
   lines = {}
+  if _most_pairs(found) < statistics.LEAST_COUNT:
+    return []
   for x in found:
     line = lines.setdefault(x.choice, {'choice': x.choice})
     depth = x.judged.test.depth
@@ -137,8 +143,7 @@ def matrix(found: Iterable[Variation]) -> list[dict[str, str]]:
 
 def summary(found: list[Variation]) -> list[str]:
   """Which choices change a verdict, and what the papers may have seen."""
-  most = max((x.judged.test.sample.count for x in found), default=0)
-  if most < statistics.LEAST_COUNT:
+  if _most_pairs(found) < statistics.LEAST_COUNT:
     lines = ['Too few pairs for a verdict that a choice could change.']
     return lines * bool(found) + _open_rows(found)
   lines = []
@@ -152,6 +157,10 @@ def summary(found: list[Variation]) -> list[str]:
       f' verdict{text}.'
     )
   return lines + _open_rows(found)
+
+
+def _most_pairs(found):
+  return max((x.judged.test.sample.count for x in found), default=0)
 
 
 def _open_rows(found):

@@ -137,3 +137,17 @@ def test_overall():
   assert (
     statistics.overall(judged) == 'holds: paths at 4, 12; does not hold: b at 4'
   )
+
+
+def test_numbers_as_text():
+  def text(*values):
+    return statistics.number(statistics.sample(values))
+
+  assert text() == 'no number'
+  assert text(-1.234) == '-1.23'
+  assert text(1.0, 2.0, 6.0) == '+3.00 ± 6.57'
+  assert text(0.0) == '+0.00'
+  # What two decimals would not show.
+  assert text(0.0003) == '+3.0e-04'
+  assert text(0.0011, 0.0012) == '+1.1e-03 ± 6.4e-04'
+  assert text(-54321.0) == '-5.4e+04'
