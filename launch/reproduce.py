@@ -102,8 +102,8 @@ def main() -> int:
 
 def _asked_for():
   # Imported late: wrong flags are refused before JAX is loaded.
-  from analysis.study import plan
   from analysis.study import reproduction
+  from analysis.study import studies
   from sinkformer_jax import paths
 
   preset = _PRESET.value
@@ -112,7 +112,7 @@ def _asked_for():
   if preset == 'cpu':
     default = 'analysis/results'
   return reproduction.Reproduction(
-    plan.studies(_STUDY.value, preset),
+    studies.of(_STUDY.value, preset),
     runs_dir,
     paths.resolve(_OUTPUT.value or default, '--output'),
     _DATA_DIR.value,

@@ -2,7 +2,8 @@
 
 `launch.reproduce` is the command. From top to bottom:
 
-  plan         which runs a study has, and how large everything is
+  plan         what a study consists of
+  studies      the studies: which runs, how many, for which claims
   measure      summary tables of every run, kept so that nothing is done twice
   evidence     these tables, looked up by run and point
   claims       one claim after the other: what is tested, from the evidence
@@ -14,5 +15,5 @@
   trainings    trains what is missing
   reproduction puts all of this together
 
-A further study is one more entry in `plan.STUDIES`.
+A further study is one more entry in `studies`.
 """

@@ -245,8 +245,8 @@ class Reproduction:
     print(f'Page: {where / page.PAGE}')
 
 
-def _names(studies):
-  return ', '.join(x.name for x in studies)
+def _names(these):
+  return ', '.join(x.name for x in these)
 
 
 def _measure_alone(study: plan.Study) -> tables.Result:

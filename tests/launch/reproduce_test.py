@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from analysis.study import plan
+from analysis.study import studies
 from launch import reproduce
 from tests.analysis.study import made_up_runs
 from tests.launch import launch_test
@@ -15,7 +15,7 @@ MODULE = 'launch.reproduce'
 
 
 def runs_of(folder):
-  (study,) = plan.studies('mnist', 'tiny')
+  (study,) = studies.of('mnist', 'tiny')
   return study.runs(folder)
 
 
@@ -24,7 +24,10 @@ def command(folder, *arguments):
 
 
 def test_flags_name_what_there_is():
-  expected = {'study': (*plan.STUDIES, *plan.GROUPS), 'preset': plan.PRESETS}
+  expected = {
+    'study': (*studies.STUDIES, *studies.GROUPS),
+    'preset': studies.PRESETS,
+  }
   for flag, names in expected.items():
     assert tuple(reproduce.FLAGS[flag].parser.enum_values) == tuple(names)
 

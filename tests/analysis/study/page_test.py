@@ -9,7 +9,7 @@ import pytest
 from analysis.study import content as content_lib
 from analysis.study import measure
 from analysis.study import page
-from analysis.study import plan
+from analysis.study import studies
 from sinkformer_jax import errors
 from tests.analysis.study import made_up_runs
 from tests.analysis.study import synthetic
@@ -17,7 +17,7 @@ from tests.analysis.study import synthetic
 
 def study_of(num_pairs, tmp_path, gap=-1.0):
   """Content of a made-up study with this many pairs."""
-  (study,) = plan.studies('mnist', 'full')
+  (study,) = studies.of('mnist', 'full')
   runs = study.runs(tmp_path / 'runs')[: 2 * num_pairs]
   for run in runs:
     made_up_runs.make(run)
@@ -130,7 +130,7 @@ def test_table_of_claims_by_study(written, tmp_path):
 
 
 def test_exploratory_comparisons_have_no_verdict(tmp_path):
-  (study,) = plan.studies('variants', 'cpu')
+  (study,) = studies.of('variants', 'cpu')
   runs = study.runs(tmp_path)
   rows = []
   for run in runs:
@@ -165,7 +165,7 @@ def test_another_preset_is_refused(written):
 
 
 def test_learning_rates_are_chosen_on_validation_data(tmp_path):
-  (study,) = plan.studies('mnist', 'cpu')
+  (study,) = studies.of('mnist', 'cpu')
   runs = [x for x in study.runs(tmp_path) if x.seed == 0]
   rows = []
   for run in runs:

@@ -6,13 +6,14 @@ import pytest
 
 from analysis.study import measure
 from analysis.study import plan
+from analysis.study import studies
 from sinkformer_jax import configuration
 from sinkformer_jax import errors
 from tests.analysis.study import made_up_runs
 
 
 def study(name='mnist', preset='cpu'):
-  (found,) = plan.studies(name, preset)
+  (found,) = studies.of(name, preset)
   return found
 
 
@@ -41,9 +42,9 @@ def test_runs_of_a_night(tmp_path):
 
 
 def test_presets():
-  assert {x.name for x in plan.studies('all', 'quick')} == set(plan.STUDIES)
-  for preset in plan.PRESETS:
-    for found in plan.studies('all', preset):
+  assert {x.name for x in studies.of('all', 'quick')} == set(studies.STUDIES)
+  for preset in studies.PRESETS:
+    for found in studies.of('all', preset):
       assert found.preset == preset
       assert bool(found.comparisons) != bool(found.alone)
   # What `make quickstart` has trained is used.
@@ -53,9 +54,9 @@ def test_presets():
 
 
 def test_every_planned_run_could_be_trained():
-  for preset in plan.PRESETS:
+  for preset in studies.PRESETS:
     planned = {}
-    for found in plan.studies('all', preset):
+    for found in studies.of('all', preset):
       for run in found.runs(made_up_runs.NOWHERE):
         config = run.config()
         configuration.check(config)

@@ -3,19 +3,19 @@
 import pytest
 
 from analysis.study import estimate
-from analysis.study import plan
 from analysis.study import reproduction
+from analysis.study import studies
 from sinkformer_jax import errors
 from tests.analysis.study import made_up_runs
 
 
 def reproduce(folder, *names, **changed):
-  studies = [y for x in names or ['mnist'] for y in plan.studies(x, 'tiny')]
-  return reproduction.Reproduction(studies, folder, folder / 'out', **changed)
+  wanted = [y for x in names or ['mnist'] for y in studies.of(x, 'tiny')]
+  return reproduction.Reproduction(wanted, folder, folder / 'out', **changed)
 
 
 def runs_of(folder):
-  (study,) = plan.studies('mnist', 'tiny')
+  (study,) = studies.of('mnist', 'tiny')
   return study.runs(folder)
 
 
