@@ -6,8 +6,9 @@
 Says first what it will do and how long that takes here, from a few training
 steps. Finished runs are taken as they are, stopped ones go on, and nothing is
 measured twice. Ctrl-C leaves at once with exit code 75; the same command goes
-on. Presets: quick (20 minutes on 2 cores for all), cpu (a night), full (the
-papers' size); tiny is for tests.
+on. Presets: quick (minutes on 2 cores for a study), cpu (a night for MNIST),
+full (the papers' size); tiny is for tests. Of several studies those whose data
+is not there are left out; see `python -m launch.prepare_data --check`.
 
   --dry_run        says what it would do, and ends
   --analyse_only   trains nothing: results of the runs that are finished

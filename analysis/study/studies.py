@@ -181,9 +181,13 @@ _VARIANTS = {
 def _variants(preset):
   tag, words, overrides = {
     'quick': (
-      '6layers',
-      '6 layers, 60 steps',
-      {**_SIXTY_STEPS, 'model.num_layers': 6},
+      '4layers',
+      '4 layers, 30 steps',
+      {
+        'total_steps': 30,
+        'optimizer.warmup_steps': 10,
+        'model.num_layers': 4,
+      },
     ),
     # The first pair of the study of MNIST, and others like it.
     'cpu': ('1epoch', 'one epoch', _ONE_EPOCH),
