@@ -226,13 +226,17 @@ def _is_shown(row):
 
 def _notes(study, finished, first):
   notes = []
-  planned = [x.name for x in study.runs(pathlib.Path())]
-  there = {x.name for x in finished}
-  missing = [x for x in planned if x not in there]
+  planned = measure.pairs(study.runs(pathlib.Path()))
+  there = {x.name for x, _ in measure.pairs(finished)}
+  missing = {}
+  for run, _ in planned:
+    if run.name not in there:
+      missing.setdefault(run.comparison.title, []).append(str(run.seed))
   if missing:
+    listed = [f'{k} (seed {", ".join(v)})' for k, v in missing.items()]
     notes.append(
-      f'{len(missing)} of {len(planned)} planned runs are not finished, and not'
-      f' part of this: {", ".join(missing)}.'
+      f'{len(planned) - len(there)} of {len(planned)} planned pairs are not'
+      f' finished, and not part of this: {"; ".join(listed)}.'
     )
   pairs = len(first.seeds)
   if study.exploratory:

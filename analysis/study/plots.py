@@ -195,20 +195,15 @@ def _training(evidence):
 def _draw_training(fig, rows, spread, depths):
   left, right = fig.subplots(1, 2)
   for ax, points, transform in ((left, rows, float), (right, spread, np.log10)):
+    ends = {}
     for number, group in enumerate(curves.groups(points)):
       for depth in depths:
         own = curves.select(points, group=group, depth=depth)
         label = group if depth == depths[0] else None
         end = _draw_steps(ax, own, transform, figures.curve(number), label)
         if number == 0:
-          ax.annotate(
-            str(depth),
-            end,
-            xytext=(6, 0),
-            textcoords='offset points',
-            fontsize=8,
-            va='center',
-          )
+          ends[depth] = end
+    _name_ends(ax, ends)
     ax.set_xlabel('training step')
     ax.margins(x=0.08)
   left.set_ylabel('log10 of the residual')
@@ -216,6 +211,26 @@ def _draw_training(fig, rows, spread, depths):
   left.legend()
   right.legend()
   curves.finish(fig, rows)
+
+
+def _name_ends(ax, ends):
+  """Names curves where they end; those that end together, together."""
+  low, high = ax.get_ylim()
+  groups = []
+  for depth, (x, y) in sorted(ends.items(), key=lambda item: item[1][1]):
+    if groups and y - groups[-1][0] < 0.05 * (high - low):
+      groups[-1][2].append(depth)
+    else:
+      groups.append((y, x, [depth]))
+  for y, x, names in groups:
+    ax.annotate(
+      ', '.join(map(str, sorted(names))),
+      (x, y),
+      xytext=(6, 0),
+      textcoords='offset points',
+      fontsize=8,
+      va='center',
+    )
 
 
 def _draw_steps(ax, rows, transform, style, label):

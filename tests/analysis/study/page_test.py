@@ -92,7 +92,8 @@ def test_two_pairs_give_no_verdict(tmp_path):
   assert {x['verdict'] for x in found['claims']} == {'cannot be told'}
   assert any('fewer than 3' in x for x in found['notes'])
   assert any(
-    '6 of 10 planned runs are not finished' in x for x in found['notes']
+    '3 of 5 planned pairs are not finished' in x and '(seed 2, 3, 4)' in x
+    for x in found['notes']
   )
   about, paths, *_ = page.answer(found)
   assert '2 pairs of runs' in about
