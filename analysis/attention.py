@@ -25,12 +25,13 @@ command.define_runs(FLAGS)
 QUANTITIES = {
   'row error': 1,
   'column error': 1,
+  'spread of column sums': 1,
   'relative entropy': 1,
   'effective rank of attention': 1,
   'effective rank of tokens': 0,
   'cosine similarity of tokens': 0,
 }
-_LOGARITHMIC = ('row error', 'column error')
+_LOGARITHMIC = ('row error', 'column error', 'spread of column sums')
 
 
 def measure(
@@ -116,6 +117,7 @@ def _values(capture):
   return {
     'row error': row_error,
     'column error': column_error,
+    'spread of column sums': rank.column_spread(attention, mask),
     'relative entropy': rank.attention_entropy(attention, of_heads, True),
     'effective rank of attention': rank.effective_rank(
       rank.singular_values(pairs)
@@ -136,12 +138,13 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         summary,
         'Attention and tokens of trained models against the layer. Row and'
         ' column error: largest deviation of a sum from 1, in an attention'
-        ' matrix. Entropy of attention rows, divided by that of uniform'
+        ' matrix. Spread of column sums: their root mean square deviation from'
+        ' 1. Entropy of attention rows, divided by that of uniform'
         ' attention. Effective rank: exp of the entropy of the normalized'
         ' singular values (Roy and Vetterli 2007). Mean over examples and'
         ' heads; shaded: standard deviation; errors without.',
       ),
-      (8, 7.5),
+      (8, 9.5),
       lambda fig: _draw(fig, summary),
     )
   ]
@@ -149,8 +152,9 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 def _draw(fig, rows):
   names = curves.groups(rows)
-  panels = fig.subplots(3, 2, sharex=True)
-  for ax, quantity in zip(panels.flat, QUANTITIES, strict=True):
+  panels = fig.subplots(4, 2, sharex=True)
+  panels[-1, -1].axis('off')
+  for ax, quantity in zip(panels.flat, QUANTITIES, strict=False):
     points = curves.select(rows, quantity=quantity)
     if quantity in _LOGARITHMIC:
       points = [x | {'std': 0.0} for x in points]

@@ -73,12 +73,7 @@ def _measure_state(subject, switches, options, progress, result):
   ):
     result.notes.extend(subject.problems(capture))
     marginals.append(rank.marginal_errors(capture.attention, capture.mask))
-    outputs = [capture.hidden[:1], capture.attention_output]
-    arrays = {
-      'hidden': capture.hidden,
-      'attention_output': np.concatenate(outputs),
-    }
-    for quantity, x in arrays.items():
+    for quantity, x in tokens(capture).items():
       residuals = rank.residual_norms(x, capture.mask)
       parts[quantity].append(residuals)
       examples = capture.about['examples']
@@ -107,6 +102,18 @@ def _measure_state(subject, switches, options, progress, result):
             rank.summarize(whole, norm, scaling),
           )
         )
+
+
+def tokens(capture) -> dict[str, np.ndarray]:
+  """What residuals are of, by quantity, ``[layers + 1, batch, n, width]``.
+
+  Layer 0 of both is the embedding.
+  """
+  outputs = [capture.hidden[:1], capture.attention_output]
+  return {
+    'hidden': capture.hidden,
+    'attention_output': np.concatenate(outputs),
+  }
 
 
 def _raw(about, examples, residuals):

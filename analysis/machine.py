@@ -150,7 +150,7 @@ def provenance() -> dict[str, Any]:
   return {
     'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'command': sys.argv,
-    'git_commit': _git_commit(),
+    'git_commit': git_commit(),
     'device': devices[0].device_kind,
     'device_count': len(devices),
     'processor': _processor(),
@@ -162,7 +162,8 @@ def provenance() -> dict[str, Any]:
   }
 
 
-def _git_commit():
+def git_commit() -> str:
+  """The commit of this code, '' where it is no git checkout."""
   command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
   try:
     done = subprocess.run(

@@ -28,6 +28,14 @@ command.define_runs(FLAGS)
 command.define_paths(FLAGS)
 
 LAYERS = ('first', 'drawn')
+flags.DEFINE_multi_enum(
+  'layers',
+  LAYERS,
+  LAYERS,
+  'Which k layers a path of depth k goes through; drawn ones take 10 times as'
+  ' long.',
+  flag_values=FLAGS,
+)
 
 
 def measure(
@@ -48,6 +56,7 @@ def _measure_run(subject, options, progress, result):
   from sinkformer_jax import rank
 
   model = subject.run.config.model
+  kinds = options.get('layers', LAYERS)
   heads = {
     layers: rank.sample_paths(
       options['seed'],
@@ -57,12 +66,12 @@ def _measure_run(subject, options, progress, result):
       layers,
       options['skip'],
     )
-    for layers in LAYERS
+    for layers in kinds
   }
   about = subject.about() | {
     'ablation': 'skip a choice' if options['skip'] else 'heads only'
   }
-  parts = {(what, layers): [] for what in ('path', 'rms') for layers in LAYERS}
+  parts = {(what, layers): [] for what in ('path', 'rms') for layers in kinds}
   marginals = []
   done = 0
   for capture in subject.chunks(
@@ -70,7 +79,7 @@ def _measure_run(subject, options, progress, result):
   ):
     result.notes.extend(subject.problems(capture))
     marginals.append(rank.marginal_errors(capture.attention, capture.mask))
-    for layers in LAYERS:
+    for layers in kinds:
       sampled = rank.path_residuals(
         capture.attention, heads[layers], capture.mask
       )
@@ -168,10 +177,15 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 def _draw_paths(fig, rows):
   names = curves.groups(rows)
   differences = tables.differences(rows)
+  kinds = _kinds(rows)
   lines = fig.subplots(
-    2 if differences else 1, 2, sharex=True, sharey='row', squeeze=False
+    2 if differences else 1,
+    len(kinds),
+    sharex=True,
+    sharey='row',
+    squeeze=False,
   )
-  for column, layers in enumerate(LAYERS):
+  for column, layers in enumerate(kinds):
     quantity = f'path, {layers} layers'
     ax = lines[0, column]
     curves.draw_group_curves(ax, curves.select(rows, quantity=quantity), names)
@@ -189,6 +203,11 @@ def _draw_paths(fig, rows):
   curves.finish(fig, rows)
 
 
+def _kinds(rows):
+  found = {x['quantity'] for x in rows}
+  return [x for x in LAYERS if f'path, {x} layers' in found]
+
+
 def _draw_differences(ax, differences, quantity, names):
   for number, group in enumerate(names):
     found = curves.select(differences, quantity=quantity, group=group)
@@ -198,8 +217,9 @@ def _draw_differences(ax, differences, quantity, names):
 
 def _draw_rms(fig, rows):
   names = curves.groups(rows)
-  panels = fig.subplots(1, 2, sharey=True)
-  for ax, layers in zip(panels, LAYERS, strict=True):
+  kinds = _kinds(rows)
+  panels = fig.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+  for ax, layers in zip(panels, kinds, strict=True):
     number = 0
     for group in names:
       sampled = curves.select(

@@ -7,16 +7,14 @@ needs no other file and no network. Give pairs of runs (softmax and Sinkhorn,
 same seed); with several pairs, differences have confidence intervals.
 """
 
-import base64
 from collections.abc import Sequence
-import html
 import pathlib
 from typing import Any
 
 from absl import flags
 
 from analysis import command
-from analysis import curves
+from analysis import markup
 from analysis import tables
 from launch import cli
 
@@ -31,23 +29,15 @@ ANALYSES = {
   'path_products': 'Path products (quantity A)',
   'layer_outputs': 'Tokens layer by layer (quantity B)',
   'attention': 'Attention and its marginal errors',
+  'sequence_length': 'Path products by the number of tokens',
+  'iterations': 'Iterations of trained Sinkhorn models',
   'mechanism': 'Mechanism: experiments on pairs',
   'lipschitz': 'Local Lipschitz constants',
   'random_control': 'Control: unrelated random matrices',
+  'matched_control': 'Control: random matrices as sharp as those of the runs',
   'theory': 'Theory beside measurement',
   'learning_curves': 'Training',
 }
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto;
-  padding: 0 1em; color: #111; background: #fff; }
-img { width: 100%; max-width: 56em; } figure { margin: 1.5em 0; }
-figcaption { font-size: 13px; color: #333; }
-table { border-collapse: collapse; font-size: 13px; margin: 1em 0; }
-th, td { border-bottom: 1px solid #ccc; padding: .2em .6em; text-align: left;
-  vertical-align: top; } td.number { text-align: right; }
-pre { font-size: 12px; overflow-x: auto; background: #f4f4f4; padding: .6em; }
-.notice { border-left: 4px solid #d55e00; padding: .2em .8em; }
-"""
 
 
 def main() -> None:
@@ -84,52 +74,37 @@ def render(
     output: where their figures are.
     options: the flags.
   """
-  parts = ['<h1>Rank decay: softmax and Sinkhorn attention</h1>']
+  parts = [
+    markup.heading('Rank decay: softmax and Sinkhorn attention', level=1)
+  ]
   notes = command.notes(subjects, finished)
-  parts += [f'<p class="notice">{html.escape(x)}</p>' for x in notes]
+  parts += [markup.paragraph(x, 'notice') for x in notes]
   missing = [ANALYSES[x] for x in list(ANALYSES)[len(finished) :]]
   if missing:
-    parts.append(
-      f'<p class="notice">Not finished; missing: {", ".join(missing)}.</p>'
-    )
-  parts.append('<h2>Runs</h2>' + _table(map(_run_row, subjects)))
+    text = f'Not finished; missing: {", ".join(missing)}.'
+    parts.append(markup.paragraph(text, 'notice'))
+  parts += [markup.heading('Runs'), markup.table(map(_run_row, subjects))]
   for part in finished:
-    parts.append(f'<h2>{ANALYSES[part.name]}</h2>')
+    parts.append(markup.heading(ANALYSES[part.name]))
     errors = _marginal_rows(part.summary)
-    table = '<p>Marginal errors of the attention behind these curves:</p>'
     for i, plot in enumerate(part.plots):
-      parts.append(_figure(plot, output))
+      parts.append(markup.figure(output / f'{plot.name}.png', plot.caption))
       if errors and i == 0:
-        parts.append(table + _table(errors))
-    text = html.escape('\n'.join(part.headlines))
-    parts.append(f'<pre>{text}</pre>')
+        text = 'Marginal errors of the attention behind these curves:'
+        parts += [markup.paragraph(text), markup.table(errors)]
+    parts.append(markup.lines(part.headlines))
     files = sorted(x.name for x in output.glob(f'{part.name}*.csv*'))
-    parts.append(f'<p>Tables: {", ".join(files)} (and .json).</p>')
-  parts.append('<h2>Provenance</h2>')
-  parts.append(_table(row for x in subjects for row in _start_rows(x)))
+    parts.append(markup.paragraph(f'Tables: {", ".join(files)} (and .json).'))
+  parts.append(markup.heading('Provenance'))
+  parts.append(markup.table(row for x in subjects for row in _start_rows(x)))
   chosen = {
     k: v
     for k, v in sorted(options.items())
     if k in FLAGS and not k.startswith(('help', '?'))
   }
-  text = '\n'.join(f'--{k}={v}' for k, v in chosen.items() if v is not None)
-  parts.append(f'<p>Options:</p><pre>{html.escape(text)}</pre>')
-  body = '\n'.join(parts)
-  return (
-    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-    f'<title>Rank decay</title><style>{_STYLE}</style></head>\n'
-    f'<body>\n{body}\n</body></html>\n'
-  )
-
-
-def _figure(plot: curves.Plot, output):
-  image = (output / f'{plot.name}.png').read_bytes()
-  data = base64.b64encode(image).decode()
-  caption = html.escape(plot.caption)
-  return (
-    f'<figure><img alt="{plot.name}" src="data:image/png;base64,{data}">'
-    f'<figcaption>{caption}</figcaption></figure>'
-  )
+  flag_lines = [f'--{k}={v}' for k, v in chosen.items() if v is not None]
+  parts += [markup.paragraph('Options:'), markup.lines(flag_lines)]
+  return markup.document('Rank decay', parts)
 
 
 def _run_row(subject):
@@ -193,19 +168,6 @@ def _marginal_rows(summary: Sequence[tables.Row]):
       },
     )
   return list(seen.values())
-
-
-def _table(rows):
-  rows = list(rows)
-  if not rows:
-    return ''
-  head = ''.join(f'<th>{html.escape(x)}</th>' for x in rows[0])
-  lines = [
-    ''.join(f'<td>{html.escape(str(x))}</td>' for x in row.values())
-    for row in rows
-  ]
-  body = '\n'.join(f'<tr>{x}</tr>' for x in lines)
-  return f'<table><tr>{head}</tr>\n{body}</table>'
 
 
 if __name__ == '__main__':

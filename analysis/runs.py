@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from sinkformer_jax import attention
 from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import encoder
@@ -18,12 +19,9 @@ from sinkformer_jax import rank
 from sinkformer_jax import training
 from sinkformer_jax.training import workdir as workdir_lib
 
-# What runs that are compared may differ in: first what is compared, then what
-# does not change what is learned.
-MAY_DIFFER = (
-  'seed',
-  'model.normalizer',
-  'model.num_iters',
+# Fields that do not change what is learned; that the data is the same is
+# checked by its content.
+WITHOUT_EFFECT = (
   'model.remat',
   'data.source',
   'data.dir',
@@ -34,6 +32,13 @@ MAY_DIFFER = (
   'checkpoint.every_steps',
   'checkpoint.keep',
   'checkpoint.keep_steps',
+)
+# What runs that are compared may differ in: what is compared, and these.
+MAY_DIFFER = (
+  'seed',
+  'model.normalizer',
+  'model.num_iters',
+  *WITHOUT_EFFECT,
 )
 
 
@@ -86,6 +91,12 @@ class Subject:
       errors.RunError: if it is not there.
     """
     run = training.load_run(self.run.workdir, step)
+    run.config.data.update(self.run.config.data)
+    return dataclasses.replace(self, run=run)
+
+  def read_with(self, normalizer: attention.Normalizer) -> 'Subject':
+    """The same parameters, with another normalizer."""
+    run = training.load_run(self.run.workdir, self.run.step, normalizer)
     run.config.data.update(self.run.config.data)
     return dataclasses.replace(self, run=run)
 
@@ -278,6 +289,13 @@ def pairs(subjects: Sequence[Subject]) -> list[tuple[Subject, Subject]]:
     for x, key in keys
     if x.normalizer != 'softmax' and key in softmax
   ]
+
+
+def num_tokens(capture: rank.Capture) -> np.ndarray:
+  """Valid tokens of each example, ``[batch]``."""
+  if capture.mask is None:
+    return np.full(capture.hidden.shape[1], capture.hidden.shape[2])
+  return capture.mask.sum(1)
 
 
 def concatenate(parts: Sequence[rank.Residuals]) -> rank.Residuals:

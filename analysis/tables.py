@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from analysis import statistics
+
 Row = dict[str, Any]
 Columns = dict[str, np.ndarray]
 
@@ -159,24 +161,6 @@ def value_statistics(values: np.ndarray) -> dict[str, np.ndarray]:
   }
 
 
-def confidence_interval(
-  values: Sequence[float], level: float = 0.95
-) -> tuple[float, float]:
-  """Student's t interval of the mean: ``(mean, half width)``.
-
-  The half width of a single value does not exist: NaN.
-  """
-  from scipy import stats
-
-  n = len(values)
-  mean = math.fsum(values) / n
-  if n < 2:
-    return mean, math.nan
-  variance = math.fsum((x - mean) ** 2 for x in values) / (n - 1)
-  quantile = stats.t.ppf((1 + level) / 2, n - 1)
-  return mean, float(quantile) * math.sqrt(variance / n)
-
-
 def over_seeds(rows: Iterable[Row]) -> list[Row]:
   """Curves of a group of runs that differ in the seed alone.
 
@@ -242,14 +226,12 @@ def differences(rows: Iterable[Row]) -> list[Row]:
     ]
     if not pairs:
       continue
-    mean, half_width = confidence_interval(
-      [x['mean'] - y['mean'] for x, y in pairs]
-    )
+    sample = statistics.sample(x['mean'] - y['mean'] for x, y in pairs)
     result.append(
       {
         **key,
-        'difference': mean,
-        'half_width': half_width,
+        'difference': sample.mean,
+        'half_width': sample.half_width,
         'num_pairs': len(pairs),
         'seeds': ' '.join(str(x['seed']) for x, _ in pairs),
         'left_out': sum(

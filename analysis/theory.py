@@ -4,10 +4,10 @@
 
 One layer of random weights: the residual it gives, softmax and Sinkhorn, beside
 first-order formulas and bounds, for logits from tiny to large, without and with
-a mean token. Many layers without skip connections and FFN: the exponent of the
-residual grows as 3^L (Dong et al. 2021; Lapenna et al. 2026), followed far
-below what float64 tokens could show, on random weights and on the encoders of
-runs.
+a mean token. Many layers without skip connections around attention: the
+exponent of the residual grows as 3^L (Dong et al. 2021; Lapenna et al. 2026),
+followed far below what float64 tokens could show, on random weights and on the
+encoders of runs, these with the FFN off and on.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,15 @@ from launch import cli
 
 FLAGS = flags.FlagValues()
 command.define_output(FLAGS)
-command.define_runs(FLAGS, num_examples=None, required=False)
+command.define_runs(FLAGS, num_examples=4, required=False)
 
 LOGIT_NORMS = tuple(10 ** (x / 4) for x in range(-8, 13))
 _TOKENS, _WIDTH, _HEADS, _LAYERS = 64, 32, 4, 8
 _NUM_ITERS = 50
 # Examples of a run: more change nothing that can be seen.
-_EXAMPLES = 4
+MAX_EXAMPLES = 16
 _MEANS = {0.0: 'no mean token', 1.0: 'with a mean token'}
+LAW_ABLATIONS = {False: 'skip off, FFN off', True: 'skip off, FFN on'}
 # Column of the sweep, and what it is called.
 SWEEP = {
   'softmax': 'softmax',
@@ -48,12 +49,14 @@ def measure(
 ) -> tables.Result:
   """Sweep over logit scales, and residuals of deep attention alone."""
   result = tables.Result([])
-  progress.part('theory: bounds of one layer')
-  for mean in _MEANS:
-    result.summary.extend(_sweep(options['seed'], mean))
-  progress.part('theory: law of depth, random weights')
-  for num_iters in (0, _NUM_ITERS):
-    result.summary.extend(_random_law(options['seed'], num_iters))
+  # Whoever asks for one run after the other needs these once.
+  if options.get('random_weights', True):
+    progress.part('theory: bounds of one layer')
+    for mean in _MEANS:
+      result.summary.extend(_sweep(options['seed'], mean))
+    progress.part('theory: law of depth, random weights')
+    for num_iters in (0, _NUM_ITERS):
+      result.summary.extend(_random_law(options['seed'], num_iters))
   for subject in subjects:
     progress.part(f'theory: law of depth, {subject.name}')
     result.summary.extend(_run_law(subject, options, result))
@@ -136,42 +139,68 @@ def _run_law(subject, options, result):
   from sinkformer_jax import rank
 
   model = subject.run.config.model
+  num_examples = min(options['num_examples'], MAX_EXAMPLES)
   off = encoder.Ablation(skip=False, ffn=False)
-  (capture,) = subject.chunks(
-    _EXAMPLES, options['seed'], off, lambda done, total: None
+  captures = list(
+    subject.chunks(num_examples, options['seed'], off, lambda done, total: None)
   )
-  result.notes.extend(subject.problems(capture))
+  for capture in captures:
+    result.notes.extend(subject.problems(capture))
+  examples = [x for capture in captures for x in _embeddings(capture)]
+  refused = {
+    'it has values that are not finite': any(
+      x.about['non_finite_layers'] for x in captures
+    ),
+    'it has an example of fewer than 2 tokens': min(map(len, examples)) < 2,
+    'it has DeepNorm': model.deepnorm,
+  }
+  for why, applies in refused.items():
+    if applies:
+      result.notes.append(
+        f'{subject.name} is left out of the law of depth: {why}.'
+      )
+      return
+  params = jax.device_get(subject.run.params['encoder'])
+  about = subject.about() | {
+    'setting': None,
+    'quantity': 'law of depth',
+    'norm': 'spectral',
+    'dtype': 'float64',
+    'examples': num_examples,
+  }
+  for ffn, words in LAW_ABLATIONS.items():
+    if ffn and not model.ffn:
+      continue
+    states = [
+      rank.collapse.propagate(
+        params,
+        x,
+        model.num_heads,
+        model.num_iters if model.normalizer == 'sinkhorn' else 0,
+        model.norm_position,
+        ffn,
+      )
+      for x in examples
+    ]
+    absolute, whole = (
+      np.array([[getattr(y, name)() for y in x] for x in states]).T
+      for name in ('log10_residual', 'log10_whole')
+    )
+    for scaling, values in (
+      ('absolute', absolute),
+      ('relative', absolute - whole),
+    ):
+      yield from tables.summary_rows(
+        about | {'ablation': words, 'scaling': scaling}, _law_statistics(values)
+      )
+
+
+def _embeddings(capture):
+  """Of each example, ``[n, width]``: padded tokens are cut off."""
   tokens, mask = capture.hidden[0], capture.mask
   if mask is None:
-    mask = np.ones(tokens.shape[:2], bool)
-  if capture.about['non_finite_layers'] or mask.sum(1).min() < 2:
-    result.notes.append(
-      f'{subject.name} is left out of the law of depth: it has values that are'
-      ' not finite, or an example of fewer than 2 tokens.'
-    )
-    return
-  num_iters = model.num_iters if model.normalizer == 'sinkhorn' else 0
-  params = jax.device_get(subject.run.params['encoder'])
-  values = []
-  # One at a time: padded tokens are cut off.
-  for example, valid in zip(tokens, mask, strict=True):
-    states = rank.collapse.propagate(
-      params, example[valid], model.num_heads, num_iters, model.norm_position
-    )
-    values.append([x.log10_residual() for x in states])
-  yield from tables.summary_rows(
-    subject.about()
-    | {
-      'setting': None,
-      'quantity': 'law of depth',
-      'ablation': 'skip off, FFN off',
-      'norm': 'spectral',
-      'scaling': 'absolute',
-      'dtype': 'float64',
-      'examples': _EXAMPLES,
-    },
-    _law_statistics(np.array(values).T),
-  )
+    return list(tokens)
+  return [x[valid] for x, valid in zip(tokens, mask, strict=True)]
 
 
 def _law_statistics(values):
@@ -186,7 +215,7 @@ def _law_statistics(values):
 def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
   """Figures of a summary table."""
   sweep = curves.select(summary, quantity='one layer')
-  law = curves.select(summary, quantity='law of depth')
+  law = curves.select(summary, quantity='law of depth', scaling='absolute')
   return [
     curves.Plot(
       'theory_bounds',
@@ -206,8 +235,9 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
       'theory_law',
       curves.caption(
         law,
-        'Attention without skip connections and FFN, of random weights'
-        f' ({_HEADS} heads, no LayerNorm) and of trained runs (with LayerNorm).'
+        'Attention without skip connections, of random weights'
+        f' ({_HEADS} heads, no FFN, no LayerNorm) and of trained runs (with'
+        ' LayerNorm, FFN off and on).'
         ' Left: minus log10 of the residual against the layer, where it is'
         ' positive; right: ratio of its change in a layer to that in the layer'
         ' before. The law of depth says 3 (dotted).',
@@ -241,21 +271,20 @@ def _draw_bounds(fig, rows):
 
 def _draw_law(fig, rows):
   left, right = fig.subplots(1, 2)
-  curves_of = dict.fromkeys((x['weights'], x['group']) for x in rows)
-  for number, (weights, group) in enumerate(curves_of):
-    points = tables.over_seeds(
-      curves.select(rows, weights=weights, group=group)
-    )
+  names = ('weights', 'group', 'ablation')
+  curves_of = dict.fromkeys(tuple(x[k] for k in names) for x in rows)
+  for number, curve in enumerate(curves_of):
+    own = curves.select(rows, **dict(zip(names, curve, strict=True)))
+    points = tables.over_seeds(own)
     style = figures.curve(number) | {'markersize': 3}
     positive = [x for x in points if x['mean'] < 0]
     left.plot(
       [x['depth'] for x in positive],
       [-x['mean'] for x in positive],
       **style,
-      label=f'{group}, {weights}',
+      label=f'{curve[1]}, {curve[0]}, {curve[2]}',
     )
-    exponents = curves.select(rows, weights=weights, group=group)
-    exponents = [x for x in exponents if np.isfinite(x['exponent'])]
+    exponents = [x for x in own if np.isfinite(x['exponent'])]
     seed = exponents[0]['run'] if exponents else None
     exponents = curves.select(exponents, run=seed)
     right.plot(
@@ -290,12 +319,13 @@ def headlines(summary: Sequence[tables.Row]) -> list[str]:
       f'One layer, {words}, logits of norm {small:.3g}, log10 of the residual:'
       f' {", ".join(f"{k} {v:.3f}" for k, v in values.items())}'
     )
-  law = curves.select(summary, quantity='law of depth')
-  for run, group in dict.fromkeys((x['run'], x['group']) for x in law):
-    points = curves.select(law, run=run, group=group)
+  law = curves.select(summary, quantity='law of depth', scaling='absolute')
+  names = ('run', 'group', 'ablation')
+  for curve in dict.fromkeys(tuple(x[k] for k in names) for x in law):
+    points = curves.select(law, **dict(zip(names, curve, strict=True)))
     last = points[-1]
     lines.append(
-      f'Attention alone, {run}, {group}: log10 of the residual'
+      f'No skip, {", ".join(curve)}: log10 of the residual'
       f' {last["mean"]:.6g} after {last["depth"]} layers, last exponent'
       f' {last["exponent"]:.6f}'
     )

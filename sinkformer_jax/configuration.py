@@ -197,7 +197,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   rules = {
     **RULES,
     **MODEL_RULES[config.model.name],
-    **DATA_RULES[config.data.name],
+    # A data set of the user's own has no fields but what all have.
+    **DATA_RULES.get(config.data.name, {}),
   }
   for field in sorted(fields.keys() - rules.keys()):
     raise errors.ConfigError(

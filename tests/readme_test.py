@@ -7,15 +7,25 @@ import pytest
 from tests.conftest import ROOT
 from tests.launch import launch_test
 
-EXAMPLES = re.findall(
-  r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL
-)
-
-
-@pytest.mark.parametrize('number', range(len(EXAMPLES)))
-def test_example(number, tmp_path):
-  launch_test.run_code(EXAMPLES[number], cwd=tmp_path)
+README = (ROOT / 'README.md').read_text()
+# By the heading they stand under.
+EXAMPLES = {
+  section.partition('\n')[0]: code
+  for section in re.split('^#+ ', README, flags=re.MULTILINE)
+  for code in re.findall(r'```python\n(.*?)```', section, re.DOTALL)
+}
 
 
 def test_there_are_examples():
-  assert len(EXAMPLES) == 2
+  assert set(EXAMPLES) == {
+    'Your own normalizer',
+    'Your own data set',
+    'Your own measure',
+    'What a model computes inside',
+  }
+  assert len(EXAMPLES) == README.count('```python')
+
+
+@pytest.mark.parametrize('heading', EXAMPLES)
+def test_example(heading, tmp_path):
+  launch_test.run_code(EXAMPLES[heading], cwd=tmp_path)

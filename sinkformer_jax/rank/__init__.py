@@ -15,6 +15,7 @@ from sinkformer_jax.rank.capture import close_rows
 from sinkformer_jax.rank.capture import load_capture
 from sinkformer_jax.rank.capture import untrained_run
 from sinkformer_jax.rank.paths import ABSENT
+from sinkformer_jax.rank.paths import column_spread
 from sinkformer_jax.rank.paths import exact_rms
 from sinkformer_jax.rank.paths import marginal_errors
 from sinkformer_jax.rank.paths import path_residuals
@@ -45,6 +46,7 @@ __all__ = [
   'capture_chunks',
   'close_rows',
   'collapse',
+  'column_spread',
   'effective_rank',
   'exact_rms',
   'lipschitz',

@@ -1,10 +1,11 @@
-"""Pure attention followed however far it collapses (Dong et al. 2021).
+"""Attention without skips followed however far it collapses (Dong et al. 2021).
 
-Without skip connections and FFN the residual shrinks with exponent 3 at every
-layer, and after a few layers no float64 token shows any of it. So tokens are
-kept as ``X = 1 m^T + sigma R``: a mean token, a residual of unit norm, and the
-logarithm of its size. With queries ``q + sigma R W_Q`` and keys
-``k + sigma R W_K`` the logits are, but for what is constant over a row,
+Without skip connections around attention the residual shrinks with exponent 3
+at every layer, with and without an FFN, and after a few layers no float64 token
+shows any of it. So tokens are kept as ``X = 1 m^T + sigma R``: a mean token, a
+residual of unit norm, and the logarithm of its size. With queries
+``q + sigma R W_Q`` and keys ``k + sigma R W_K`` the logits are, but for what is
+constant over a row,
 
   C_ij = b_j + s e_ij,  b = sigma R W_K q / sqrt(d),  s = sigma^2,
   e = (R W_Q) (R W_K)^T / sqrt(d),
@@ -19,7 +20,8 @@ Why the exponent is 3 for both normalizers: as sigma goes to 0, ``D`` tends to
 column update takes ``b`` out. For softmax ``p = softmax(b)`` is ``1 / n`` but
 for order sigma. So once collapsed the two normalizers differ by a relative
 sigma, and where q is 0 by sigma^4: the second order of softmax differs from
-Sinkhorn's by what is equal for all queries, which J removes.
+Sinkhorn's by what is equal for all queries, which J removes. An FFN works on
+every token alone and multiplies the residual by its slope at the mean token.
 
 Everything is NumPy in float64. Padded tokens have to be cut off before.
 """
@@ -33,6 +35,7 @@ import numpy as np
 from sinkformer_jax import encoder
 
 EPS = np.finfo(np.float64).eps
+_GELU = np.sqrt(2 / np.pi)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,10 @@ class Deflated:
     """``log10 ||res(X)||``, ``[...]``; `ord` as in `numpy.linalg.norm`."""
     norm = np.linalg.norm(self.residual, ord, axis=(-2, -1))
     return self.log_scale / np.log(10) + np.log10(norm)
+
+  def log10_whole(self) -> np.ndarray:
+    """``log10 ||X||``, spectral, ``[...]``: of what it is the residual of."""
+    return np.log10(np.linalg.norm(self.tokens(), 2, axis=(-2, -1)))
 
   def tokens(self) -> np.ndarray:
     """``X`` itself, ``[..., n, width]``: equal rows once collapsed."""
@@ -101,10 +108,12 @@ def propagate(
   num_heads: int,
   num_iters: int,
   norm_position: str | None = 'pre',
+  ffn: bool = False,
 ) -> list[Deflated]:
-  """Runs an encoder with the skips of attention and the FFN switched off.
+  """Runs an encoder with the skips around attention switched off.
 
-  The same as `encoder.Encoder` under ``Ablation(skip=False, ffn=False)``.
+  The same as `encoder.Encoder` under ``Ablation(skip=False, ffn=ffn)``, without
+  DeepNorm.
 
   Args:
     params: of `encoder.Encoder`, in any dtype; talking heads included.
@@ -112,7 +121,8 @@ def propagate(
       padded tokens.
     num_heads: heads of each attention.
     num_iters: Sinkhorn iterations; 0 is softmax.
-    norm_position: LayerNorm 'pre' or 'post' attention, or None for none.
+    norm_position: LayerNorm 'pre' or 'post' each sublayer, or None for none.
+    ffn: whether the FFN sublayers, with their skips, are on.
 
   Returns:
     The embedding and the tokens after each layer. With 'pre' the result of
@@ -136,8 +146,62 @@ def propagate(
     x = attend(x, block['attention'], num_heads, num_iters)
     if norm_position == 'post':
       x = layer_norm(x, block['attention_norm'])
+    if ffn:
+      y = layer_norm(x, block['ffn_norm']) if norm_position == 'pre' else x
+      x = _sum(x, feed_forward(y, block['ffn']))
+      if norm_position == 'post':
+        x = layer_norm(x, block['ffn_norm'])
     states.append(x)
   return states
+
+
+def _sum(x: Deflated, y: Deflated) -> Deflated:
+  factor = np.exp(y.log_scale - x.log_scale)[..., None, None]
+  return _deflate(
+    x.mean + y.mean, x.residual + factor * y.residual, x.log_scale
+  )
+
+
+def feed_forward(x: Deflated, params: Mapping) -> Deflated:
+  """`encoder.FeedForward` with its parameters."""
+  expand, contract = (
+    {k: np.asarray(v, np.float64) for k, v in params[name].items()}
+    for name in ('expand', 'contract')
+  )
+  mean = x.mean @ expand['kernel'] + expand['bias']
+  change = x.residual @ expand['kernel']
+  sigma = np.exp(x.log_scale)[..., None, None]
+  slope = _mean_gelu_slope(mean[..., None, :], sigma * change)
+  return _deflate(
+    _gelu(mean) @ contract['kernel'] + contract['bias'],
+    (slope * change) @ contract['kernel'],
+    x.log_scale,
+  )
+
+
+def _mean_gelu_slope(x, change):
+  """``(gelu(x + change) - gelu(x)) / change``, also where it would cancel."""
+  small = np.abs(change) < 1
+  # The mean of the derivative in between: 12 points give it to rounding.
+  points, weights = np.polynomial.legendre.leggauss(12)
+  near = np.where(small, change, 0)
+  slope = sum(
+    w / 2 * _gelu_slope(x + (1 + t) / 2 * near)
+    for t, w in zip(points, weights, strict=True)
+  )
+  far = np.where(small, 1, change)
+  return np.where(small, slope, (_gelu(x + far) - _gelu(x)) / far)
+
+
+def _gelu(x):
+  """As `flax.linen.gelu`: the approximation by tanh."""
+  return x / 2 * (1 + np.tanh(_GELU * (x + 0.044715 * x**3)))
+
+
+def _gelu_slope(x):
+  tanh = np.tanh(_GELU * (x + 0.044715 * x**3))
+  inner = _GELU * (1 + 3 * 0.044715 * x**2)
+  return (1 + tanh) / 2 + x / 2 * (1 - tanh**2) * inner
 
 
 def layer_norm(x: Deflated, params: Mapping) -> Deflated:

@@ -108,6 +108,31 @@ def marginal_errors(
   return row_error, column_error
 
 
+def column_spread(
+  attention: residuals.Array, mask: residuals.Array | None = None
+) -> np.ndarray:
+  """Root mean square of ``column sum - 1``, in float64.
+
+  What Sander et al. 2022 show as a histogram of column sums, as one number. The
+  largest deviation, `marginal_errors`, is that of one token.
+
+  Args:
+    attention: ``[layers, batch, heads, n, n]``.
+    mask: booleans ``[batch, n]``, True for valid tokens.
+
+  Returns:
+    ``[layers, batch, heads]``. NaN where a weight is not finite or no token is
+    valid.
+  """
+  attention, valid = _check_attention(attention, mask)
+  spread = np.full(attention.shape[:3], np.nan)
+  for example in np.flatnonzero(valid.any(1)):
+    block = _valid_block(attention, valid, example)
+    block[~np.isfinite(block)] = np.nan
+    spread[:, example] = np.sqrt(((block.sum(-2) - 1) ** 2).mean(-1))
+  return spread
+
+
 def path_residuals(
   attention: residuals.Array,
   heads: np.ndarray,

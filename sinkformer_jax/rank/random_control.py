@@ -47,7 +47,7 @@ class RandomControl:
 def random_attention(
   seed: int,
   normalizer: str,
-  scale: float,
+  scale: float | Sequence[float],
   num_tokens: int = 50,
   num_layers: int = 24,
   num_draws: int = 100,
@@ -59,7 +59,7 @@ def random_attention(
     seed: a non-negative int. All normalizers and scales see the same logits,
       but for the scale.
     normalizer: one of `NORMALIZERS`.
-    scale: standard deviation of the Gaussian logits.
+    scale: standard deviation of the Gaussian logits, or one for each layer.
     num_tokens: rows and columns.
     num_layers: matrices of a draw.
     num_draws: draws, in the place of heads.
@@ -81,8 +81,9 @@ def random_attention(
   rng = np.random.default_rng(seed)
   shape = (num_layers, 1, num_draws, num_tokens, num_tokens)
   attention = np.empty(shape)
+  scales = np.broadcast_to(scale, num_layers)
   for layer in range(num_layers):
-    logits = scale * rng.standard_normal(shape[1:])
+    logits = scales[layer] * rng.standard_normal(shape[1:])
     attention[layer] = _normalize(logits, normalizer, num_iters)
   return attention
 

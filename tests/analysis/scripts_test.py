@@ -156,12 +156,25 @@ def test_layer_outputs(subjects, tmp_path):
         )
 
 
+def test_first_layers_alone(subjects, tmp_path):
+  options = {'layers': ['first']}
+  finished = analyse('path_products', subjects, tmp_path, **options)
+  assert {x['quantity'] for x in finished.summary} == {
+    'path, first layers',
+    'exact RMS, first layers',
+  }
+  both = analyse('path_products', subjects, tmp_path)
+  first = [x for x in both.summary if 'first' in x['quantity']]
+  assert [x['mean'] for x in finished.summary] == [x['mean'] for x in first]
+
+
 def test_attention(subjects, tmp_path):
   analyse('attention', subjects, tmp_path)
   rows = read(tmp_path, 'attention')
   capture = rank.capture(subjects[1].run, 10, dataset=subjects[1].dataset())
   expected = {
     'column error': rank.marginal_errors(capture.attention)[1],
+    'spread of column sums': capture.attention.sum(-2).std(-1),
     'relative entropy': rank.attention_entropy(
       capture.attention, relative=True
     ),
@@ -240,6 +253,124 @@ def test_theory(subjects, tmp_path):
     'softmax/seed0',
     'sinkhorn/seed0',
   }
+  # Two layers: float64 still has what has not collapsed yet.
+  subject = subjects[1]
+  for ffn, ablation in (
+    (False, 'skip off, FFN off'),
+    (True, 'skip off, FFN on'),
+  ):
+    capture = rank.capture(
+      subject.run,
+      10,
+      ablation=encoder.Ablation(skip=False, ffn=ffn),
+      dataset=subject.dataset(),
+    )
+    residuals = rank.residual_norms(capture.hidden)
+    for scaling in ('absolute', 'relative'):
+      np.testing.assert_allclose(
+        curve(law, run=subject.name, ablation=ablation, scaling=scaling),
+        rank.summarize(residuals, 'spectral', scaling)['mean'],
+        atol=1e-6,
+      )
+
+
+def test_iterations(subjects, tmp_path):
+  analyse('iterations', subjects, tmp_path)
+  rows = read(tmp_path, 'iterations')
+  # Softmax has no iterations.
+  assert {x['run'] for x in rows} == {'sinkhorn/seed0'}
+  capture = rank.capture(subjects[1].run, 10, dataset=subjects[1].dataset())
+  common = {'norm': 'spectral', 'scaling': 'absolute'}
+  for skip, ablation in ((False, 'heads only'), (True, 'skip a choice')):
+    heads = rank.sample_paths(0, 2, 2, 7, skip=skip)
+    # The runs have 5 iterations: those of their own.
+    own = rank.path_residuals(capture.attention, heads)
+    # By hand: softmax, and four times columns, rows, but for the last rows.
+    weights = np.exp(capture.logits - capture.logits.max(-1, keepdims=True))
+    for _ in range(5):
+      weights = weights / weights.sum(-1, keepdims=True)
+      weights = weights / weights.sum(-2, keepdims=True)
+    ended = rank.path_residuals(weights, heads, plain=True)
+    for group, expected in (
+      ('5 iterations', own),
+      ('5 iterations, ending on columns', ended),
+    ):
+      np.testing.assert_allclose(
+        curve(
+          rows,
+          group=group,
+          quantity='path, first layers',
+          ablation=ablation,
+          **common,
+        ),
+        rank.summarize(expected)['mean'],
+        atol=1e-9,
+      )
+  errors_of = rank.marginal_errors(capture.attention)[1]
+  found = curve(rows, group='5 iterations', quantity='column error')
+  np.testing.assert_allclose(found, errors_of.mean((1, 2)), atol=1e-12)
+  many = curve(rows, group='1000 iterations', quantity='column error')
+  assert max(many) < max(found)
+  # A model that is read as it was trained has the tokens it had.
+  tokens = rank.residual_norms(capture.hidden)
+  np.testing.assert_allclose(
+    curve(
+      rows,
+      group='5 iterations',
+      quantity='hidden',
+      ablation='skip on, FFN on',
+      **common,
+    ),
+    rank.summarize(tokens)['mean'],
+    atol=1e-9,
+  )
+  fewer = curve(
+    rows,
+    group='5 iterations, ending on columns',
+    quantity='hidden',
+    ablation='skip on, FFN on',
+    **common,
+  )
+  assert np.abs(np.array(fewer) - rank.summarize(tokens)['mean']).max() > 1e-6
+
+
+def test_matched_control(subjects, tmp_path):
+  analyse('matched_control', subjects, tmp_path)
+  rows = read(tmp_path, 'matched_control')
+  capture = rank.capture(subjects[0].run, 10, dataset=subjects[0].dataset())
+  spread = capture.logits.std(-1)
+  variance = (spread**2).mean(-1)  # [layers, batch, heads]
+  np.testing.assert_allclose(
+    curve(rows, run='softmax/seed0', quantity='logit spread'),
+    np.sqrt(variance).mean((1, 2)),
+    rtol=1e-9,
+  )
+  num_tokens = capture.logits.shape[-1]
+  scale = np.sqrt(variance.mean((1, 2)) * num_tokens / (num_tokens - 1))
+  attention = rank.random_control.random_attention(
+    0, 'softmax', scale, num_tokens, 2, OPTIONS['num_draws'], 5
+  )
+  # The matrices have the spread that was asked for.
+  logits = np.log(attention)
+  np.testing.assert_allclose(
+    np.sqrt(logits.var(-1).mean((1, 2, 3))),
+    np.sqrt(variance.mean((1, 2))),
+    rtol=0.03,
+  )
+  heads = rank.random_control.own_paths(2, OPTIONS['num_draws'])
+  np.testing.assert_allclose(
+    curve(
+      rows,
+      run='softmax/seed0',
+      quantity='random path, own spread',
+      norm='frobenius',
+      scaling='initial',
+    ),
+    rank.summarize(
+      rank.path_residuals(attention, heads), 'frobenius', 'initial'
+    )['mean'],
+    atol=1e-9,
+  )
 
 
 def test_mechanism(subjects, tmp_path):

@@ -27,6 +27,9 @@ ANALYSES = {
   'mechanism': 1e-9,
   'lipschitz': 4e-3,
   'theory': 1e-9,
+  'iterations': 1e-9,
+  'matched_control': 1e-9,
+  'sequence_length': 1e-9,
 }
 # Of the summary tables; what a run is called is no number.
 EXACT = ('count', 'below_resolution', 'invalid')

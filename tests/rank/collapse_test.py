@@ -40,6 +40,21 @@ def encoder_params(
     for name in ('logits_mix', 'weights_mix'):
       mix = normal(talking_heads, talking_heads, scale=0.3)
       blocks['attention'][name] = mix + np.eye(talking_heads)
+  ffn = {
+    'expand': (width, 2 * width),
+    'contract': (2 * width, width),
+  }
+  blocks['ffn'] = {
+    name: {
+      'kernel': normal(*shape, scale=gain / np.sqrt(shape[0])),
+      'bias': normal(shape[1], scale=0.3 * biases),
+    }
+    for name, shape in ffn.items()
+  }
+  blocks['ffn_norm'] = {
+    'scale': normal(width, mean=1, scale=0.2),
+    'bias': normal(width, scale=0.2),
+  }
   norm = jax.tree.map(lambda p: p[0], blocks['attention_norm'])
   return {'blocks': blocks, 'norm': norm}
 
@@ -56,6 +71,7 @@ def tokens(seed=0, *shape, mean=1.0):
 exact = np.vectorize(mpmath.mpf, otypes=[object])
 _exp = np.vectorize(mpmath.exp, otypes=[object])
 _sqrt = np.vectorize(mpmath.sqrt, otypes=[object])
+_tanh = np.vectorize(mpmath.tanh, otypes=[object])
 
 
 def center(x):
@@ -99,7 +115,14 @@ def _exact_attention(x, p, num_heads, num_iters):
   return dense(np.concatenate(mixed, 1), 'out')
 
 
-def exact_hidden(params, x, num_heads, num_iters, norm_position):
+def _exact_feed_forward(x, p):
+  h = x @ p['expand']['kernel'] + p['expand']['bias']
+  inner = mpmath.sqrt(2 / mpmath.pi) * (h + mpmath.mpf('0.044715') * h**3)
+  h = h / 2 * (1 + _tanh(inner))
+  return h @ p['contract']['kernel'] + p['contract']['bias']
+
+
+def exact_hidden(params, x, num_heads, num_iters, norm_position, ffn=False):
   params = jax.tree.map(exact, params)
   hidden = [exact(x)]
   for layer in range(len(params['blocks']['attention_norm']['scale'])):
@@ -110,6 +133,11 @@ def exact_hidden(params, x, num_heads, num_iters, norm_position):
     x = _exact_attention(x, p['attention'], num_heads, num_iters)
     if norm_position == 'post':
       x = _exact_norm(x, p['attention_norm'])
+    if ffn:
+      y = _exact_norm(x, p['ffn_norm']) if norm_position == 'pre' else x
+      x = x + _exact_feed_forward(y, p['ffn'])
+      if norm_position == 'post':
+        x = _exact_norm(x, p['ffn_norm'])
     hidden.append(x)
   return hidden
 
@@ -149,6 +177,24 @@ def test_high_precision(norm_position, num_iters, talking_heads):
     assert states[-1].log10_residual() < -290
 
 
+@pytest.mark.parametrize(
+  ('norm_position', 'gain'),
+  # Without LayerNorm large weights make large numbers, not a small residual.
+  [(None, 1.0), ('pre', 1.0), ('post', 1.0), ('pre', 3.0), ('post', 3.0)],
+)
+def test_high_precision_with_ffn(norm_position, gain):
+  params = encoder_params(9, num_layers=5, gain=gain)
+  x = 0.3 * tokens()
+  with mpmath.workdps(300):
+    hidden = exact_hidden(params, x, HEADS, 1, norm_position, ffn=True)
+    states = collapse.propagate(params, x, HEADS, 1, norm_position, ffn=True)
+    check_exact(states, hidden)
+  whole = np.linalg.norm(hidden[-1].astype(float), 2)
+  assert states[-1].log10_whole() == pytest.approx(np.log10(whole), abs=1e-12)
+  if norm_position == 'post' and gain == 1:
+    assert states[-1].log10_residual() < -60
+
+
 def test_high_precision_large_logits():
   # Tokens and weights as large as in a trained model: logits of some ten, so
   # that nothing is small in the first layers.
@@ -175,15 +221,15 @@ def test_far_below_float64():
 
 
 @pytest.mark.parametrize(
-  ('norm_position', 'num_iters', 'talking_heads'),
+  ('norm_position', 'num_iters', 'talking_heads', 'ffn'),
   [
-    ('pre', 0, False),
-    ('pre', 50, True),
-    ('post', 0, True),
-    ('post', 50, False),
+    ('pre', 0, False, False),
+    ('pre', 50, True, True),
+    ('post', 0, True, True),
+    ('post', 50, False, False),
   ],
 )
-def test_encoder(norm_position, num_iters, talking_heads):
+def test_encoder(norm_position, num_iters, talking_heads, ffn):
   heads, width, layers = 2, 8, 3
   x = tokens(1, 2, 6, width, mean=0.1)
   normalizer = 'sinkhorn' if num_iters else 'softmax'
@@ -196,13 +242,13 @@ def test_encoder(norm_position, num_iters, talking_heads):
     model = encoder.Encoder(
       num_layers=layers,
       num_heads=heads,
-      ffn_dim=12,
+      ffn_dim=2 * width,
       normalizer=attention.NORMALIZERS[normalizer](num_iters),
       norm_position=norm_position,
       talking_heads=talking_heads,
       dtype=np.float64,
     )
-    ablation = encoder.Ablation(skip=False, ffn=False)
+    ablation = encoder.Ablation(skip=False, ffn=ffn)
     result, capture = jax.jit(
       lambda x: model.apply(
         {'params': params},
@@ -215,7 +261,7 @@ def test_encoder(norm_position, num_iters, talking_heads):
     hidden = [capture['embedding'], *capture['blocks']['hidden']]
     hidden = [np.asarray(h) for h in (*hidden, result)]
   assert hidden[0].dtype == np.float64
-  states = collapse.propagate(params, x, heads, num_iters, norm_position)
+  states = collapse.propagate(params, x, heads, num_iters, norm_position, ffn)
   last = states[-1]
   if norm_position == 'pre':
     last = collapse.layer_norm(last, params['norm'])

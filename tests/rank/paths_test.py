@@ -321,6 +321,7 @@ def test_padded_equals_unpadded():
   result = rank.path_residuals(attention, heads, mask)
   mean_square = exact(attention, mask)
   row_error, column_error = rank.marginal_errors(attention, mask)
+  spread = rank.column_spread(attention, mask)
   for example in range(3):
     index = np.flatnonzero(mask[example])
     block = attention[:, example : example + 1][..., index[:, None], index]
@@ -332,6 +333,9 @@ def test_padded_equals_unpadded():
     np.testing.assert_array_equal(
       mean_square.log10['frobenius'][:, example],
       exact(block).log10['frobenius'][:, 0],
+    )
+    np.testing.assert_allclose(
+      spread[:, example], block[:, 0].sum(-2).std(-1), atol=1e-14
     )
     for found, axis in ((row_error, -1), (column_error, -2)):
       np.testing.assert_allclose(
@@ -386,7 +390,7 @@ def test_layers_after_one_that_is_not_finite_are_invalid(value):
     result.log10['frobenius'][~result.invalid], clean_rms[~result.invalid]
   )
   row_error, column_error = rank.marginal_errors(attention)
-  for error in (row_error, column_error):
+  for error in (row_error, column_error, rank.column_spread(attention)):
     assert np.isnan(error[2, 1, 0])
     assert np.isnan(error).sum() == 1
   result = exact(attention, layers='drawn')

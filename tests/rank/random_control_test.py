@@ -88,6 +88,15 @@ def test_all_curves_share_their_logits():
   assert len(np.unique(softmax[..., 0, 0])) == 6
 
 
+def test_a_scale_for_each_layer():
+  scales = (0.5, 3.0, 1.0)
+  shape = {'num_tokens': 6, 'num_layers': 3, 'num_draws': 4, 'num_iters': 2}
+  attention = random_control.random_attention(1, 'sinkhorn', scales, **shape)
+  for layer, scale in enumerate(scales):
+    alone = random_control.random_attention(1, 'sinkhorn', scale, **shape)
+    np.testing.assert_array_equal(attention[layer], alone[layer])
+
+
 def test_float64_without_touching_the_setting_of_jax():
   attention = random_control.random_attention(0, 'sinkhorn', 1.0, 8, 1, 2)
   assert attention.dtype == np.float64

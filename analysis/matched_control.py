@@ -1,0 +1,175 @@
+"""Random matrices as sharp as those of a run: the control, matched.
+
+  python -m analysis.matched_control --workdir=RUN --workdir=RUN --output=DIR
+
+Products of unrelated random matrices decay at a rate that the scale of their
+logits decides. So trained path products are compared with random ones whose
+Gaussian logits have, layer by layer, the spread of the run's own logits (their
+standard deviation about the mean of a row), under the run's normalizer; and
+with those of unit spread.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+import numpy as np
+
+from analysis import command
+from analysis import curves
+from analysis import figures
+from analysis import tables
+from launch import cli
+
+FLAGS = flags.FlagValues()
+command.define_output(FLAGS)
+command.define_runs(FLAGS, num_examples=16)
+flags.DEFINE_integer(
+  'num_draws',
+  100,
+  'Random matrices for each factor.',
+  lower_bound=1,
+  flag_values=FLAGS,
+)
+
+OWN, UNIT = 'own spread', 'unit spread'
+
+
+def measure(
+  subjects: Sequence, options: dict[str, Any], progress: command.Progress
+) -> tables.Result:
+  """Logit spread by layer, and decay of random products, of each run."""
+  result = tables.Result([])
+  for subject in subjects:
+    progress.part(f'matched control of {subject.name}')
+    _measure_run(subject, options, progress, result)
+  return result
+
+
+def _measure_run(subject, options, progress, result):
+  # Imported late: see `command`.
+  from analysis import runs
+  from sinkformer_jax import encoder
+  from sinkformer_jax import rank
+
+  model = subject.run.config.model
+  totals, tokens = [], []
+  for capture in subject.chunks(
+    options['num_examples'], options['seed'], encoder.Ablation(), progress
+  ):
+    result.notes.extend(subject.problems(capture))
+    totals.append(
+      rank.mechanism.logit_variance(capture.logits, capture.mask).total
+    )
+    tokens.append(runs.num_tokens(capture))
+  totals = np.concatenate(totals, 1)
+  about = subject.about() | {
+    'dtype': 'float64',
+    'examples': options['num_examples'],
+  }
+  result.summary.extend(
+    tables.summary_rows(
+      about | {'quantity': 'logit spread', 'ablation': 'skip on, FFN on'},
+      tables.value_statistics(np.sqrt(totals)),
+      first_depth=1,
+    )
+  )
+  spread = np.sqrt(np.nanmean(totals, (1, 2)))
+  num_tokens = round(float(np.mean(np.concatenate(tokens))))
+  # The spread about the mean of a row is that of n - 1 of n numbers.
+  scale = spread / np.sqrt(1 - 1 / num_tokens)
+  paths = rank.random_control.own_paths(model.num_layers, options['num_draws'])
+  for words, scales in ((OWN, scale), (UNIT, 1.0)):
+    if not np.isfinite(scales).all():
+      result.notes.append(
+        f'{subject.name}: no random matrices of its own spread, which is not'
+        ' finite.'
+      )
+      continue
+    attention = rank.random_control.random_attention(
+      options['seed'],
+      model.normalizer,
+      scales,
+      num_tokens,
+      model.num_layers,
+      options['num_draws'],
+      model.num_iters,
+    )
+    residuals = rank.path_residuals(attention, paths)
+    for norm in residuals.log10:
+      for scaling in rank.SCALINGS:
+        result.summary.extend(
+          tables.summary_rows(
+            about
+            | {
+              'quantity': f'random path, {words}',
+              'ablation': 'no identities',
+              'norm': norm,
+              'scaling': scaling,
+              'draws': options['num_draws'],
+            },
+            rank.summarize(residuals, norm, scaling),
+          )
+        )
+
+
+def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+  """Figures of a summary table."""
+  rows = curves.select(summary, norm='spectral', scaling='absolute')
+  spread = curves.select(summary, quantity='logit spread')
+  return [
+    curves.Plot(
+      'matched_control',
+      curves.caption(
+        rows,
+        'Left: standard deviation of the logits about the mean of their row.'
+        ' Right: spectral norm of the residual of products of unrelated random'
+        ' matrices under the same normalizer, absolute, with logits of that'
+        ' spread in each layer, and of unit spread. Mean of log10 over draws.',
+      ),
+      (8, 4),
+      lambda fig: _draw(fig, spread, rows),
+    )
+  ]
+
+
+def _draw(fig, spread, rows):
+  left, right = fig.subplots(1, 2)
+  names = curves.groups(spread)
+  curves.draw_group_curves(left, spread, names)
+  number = 0
+  for group in names:
+    for words in (OWN, UNIT):
+      points = curves.select(
+        rows, group=group, quantity=f'random path, {words}'
+      )
+      points = [x | {'std': 0.0} for x in points]
+      curves.draw(right, points, figures.curve(number), f'{group}, {words}')
+      number += 1
+  left.set_xlabel('layer')
+  left.set_ylabel('logit spread')
+  right.set_xlabel('factors')
+  right.set_ylabel('log10 of the residual')
+  left.legend()
+  right.legend(fontsize=7)
+  curves.finish(fig, rows)
+
+
+def headlines(summary: Sequence[tables.Row]) -> list[str]:
+  """The random residual at a few depths, as text."""
+  lines = []
+  for words in (OWN, UNIT):
+    lines += curves.headline(
+      curves.select(
+        summary,
+        quantity=f'random path, {words}',
+        norm='spectral',
+        scaling='absolute',
+      ),
+      f'Random matrices, logits of {words}, spectral norm',
+    )
+  return lines
+
+
+if __name__ == '__main__':
+  cli.run(lambda: command.main('matched_control', FLAGS), FLAGS)

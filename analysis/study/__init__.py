@@ -1,0 +1,19 @@
+"""The studies: pairs of runs, what is measured on them, claims and verdicts.
+
+`launch.reproduce` is the command. From top to bottom:
+
+  plan         what a study consists of
+  studies      the studies: which runs, how many, for which claims
+  measure      summary tables of every run, kept so that nothing is done twice
+  evidence     these tables, looked up by run and point
+  claims       one claim after the other: what is tested, from the evidence
+  robustness   claims a to c under other choices of what is measured
+  plots        the figures
+  content      all of a study's results, and the files they are written to
+  page         the page, and the table of claims in Markdown
+  estimate     how long trainings will take here
+  trainings    trains what is missing
+  reproduction puts all of this together
+
+A further study is one more entry in `studies`.
+"""

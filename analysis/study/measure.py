@@ -1,0 +1,311 @@
+"""Summary tables of runs, measured once and kept.
+
+An analysis of a run (of a pair, for the mechanism) at a checkpoint is a job.
+Its rows are kept in ``<runs>/measured``, under a name made of the run's
+identity, step and options: another pair, or another start, measures only what
+is new. What measures is not part of the name: after a change of an analysis,
+measure again (`--remeasure`). A file says which revision it is by, and so does
+the page.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import functools
+import gzip
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import pathlib
+import statistics
+from typing import Any
+
+from analysis import command
+from analysis import machine
+from analysis import tables
+from analysis.study import plan
+from sinkformer_jax.training import metrics
+from sinkformer_jax.training import workdir as workdir_lib
+
+# The column `at` of a row: this, or the number of an earlier step.
+LAST = 'last'
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """One analysis of one run, or of the two of a pair.
+
+  Attributes:
+    analysis: module of `analysis`.
+    runs: one run, or softmax and Sinkhorn.
+    step: of the checkpoint.
+    options: of the module's `measure`.
+  """
+
+  analysis: str
+  runs: tuple[plan.PlannedRun, ...]
+  step: int
+  options: dict[str, Any]
+
+  @property
+  def title(self) -> str:
+    """For the log."""
+    names = ' and '.join(x.name for x in self.runs)
+    return f'{self.analysis} of {names}, step {self.step}'
+
+  @property
+  def seconds(self) -> float:
+    """How long it takes, roughly, on 2 cores that do nothing else."""
+    fixed, of_an_example = _SECONDS[self.analysis]
+    if 'drawn' in self.options.get('layers', ()):
+      of_an_example *= 4
+    layers = self.runs[0].config().model.num_layers
+    examples = self.options['num_examples']
+    return fixed + of_an_example * examples * layers / 24
+
+
+# Of an analysis, and of each example with 24 layers and 100 paths.
+_SECONDS = {
+  'attention': (3, 0.2),
+  'iterations': (20, 2.0),
+  'layer_outputs': (10, 0.8),
+  'lipschitz': (10, 2.0),
+  'matched_control': (6, 0.1),
+  'mechanism': (5, 2.0),
+  'path_products': (2, 0.2),
+  'sequence_length': (2, 0.2),
+  'theory': (3, 0.5),
+}
+
+
+def jobs(
+  study: plan.Study, runs: Iterable[plan.PlannedRun], analyses: Iterable[str]
+) -> list[Job]:
+  """What has to be measured of finished runs.
+
+  Args:
+    study: says how much.
+    runs: finished ones.
+    analyses: the names of those that are wanted.
+  """
+  runs = list(runs)
+  found = []
+  for run in runs:
+    found += _jobs_of_run(study, run)
+  for pair in pairs(runs):
+    options = {
+      'num_examples': study.sizes.few_examples,
+      'num_paths': study.sizes.num_paths,
+      'skip': False,
+      'seed': 0,
+    }
+    found.append(Job('mechanism', pair, _last_step(pair[0]), options))
+  return [x for x in found if x.analysis in analyses]
+
+
+def _jobs_of_run(study, run):
+  sizes = study.sizes
+  last = _last_step(run)
+  whole = run.comparison.whole
+  examples = {'num_examples': sizes.num_examples, 'seed': 0}
+  few = {'num_examples': sizes.few_examples, 'seed': 0}
+  paths = {'num_paths': sizes.num_paths, 'skip': False}
+
+  def products(step, layers, **changed):
+    options = examples | paths | {'layers': layers} | changed
+    return Job('path_products', (run,), step, options)
+
+  yield products(last, ['first', 'drawn'] if whole else ['first'])
+  for step in run.kept_steps():
+    if step != last:
+      yield products(step, ['first'])
+  yield Job('layer_outputs', (run,), last, examples)
+  if study.texts:
+    yield Job('sequence_length', (run,), last, examples | paths)
+  if not whole:
+    return
+  yield products(last, ['first', 'drawn'], skip=True)
+  yield products(0, ['first'], skip=True)
+  for step in run.kept_steps():
+    yield Job('attention', (run,), step, examples)
+  yield Job('theory', (run,), last, few | {'random_weights': False})
+  yield Job(
+    'matched_control', (run,), last, few | {'num_draws': sizes.num_draws}
+  )
+  yield Job('lipschitz', (run,), last, few)
+  if run.normalizer == plan.SINKHORN:
+    yield Job('iterations', (run,), last, examples | paths)
+
+
+def pairs(
+  runs: Iterable[plan.PlannedRun],
+) -> list[tuple[plan.PlannedRun, plan.PlannedRun]]:
+  """Softmax and Sinkhorn runs of one comparison and seed, where both are."""
+  found = {(x.comparison.tag, x.seed, x.normalizer): x for x in runs}
+  return [
+    (run, found[tag, seed, plan.SINKHORN])
+    for (tag, seed, normalizer), run in found.items()
+    if normalizer == plan.SOFTMAX and (tag, seed, plan.SINKHORN) in found
+  ]
+
+
+def _last_step(run):
+  return run.config().total_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """What a job gave.
+
+  Attributes:
+    rows: of the summary table.
+    notes: what a reader has to know.
+    by: revision and versions of what measured.
+  """
+
+  rows: list[tables.Row]
+  notes: list[str]
+  by: str
+
+
+class Store:
+  """Keeps what has been measured.
+
+  Args:
+    directory: where the files are; made if it is not there.
+    data_dir: of the runs' data; '' for what their configs say.
+    again: whether to measure what is there already.
+  """
+
+  def __init__(
+    self, directory: pathlib.Path, data_dir: str = '', again: bool = False
+  ):
+    self._directory = directory
+    self._data_dir = data_dir
+    self._again = again
+
+  def has(self, job: Job) -> bool:
+    """Whether a job need not be done."""
+    return not self._again and self.path(job).exists()
+
+  def measure(self, job: Job, progress: command.Progress) -> None:
+    """Does a job, and keeps its rows."""
+    module = importlib.import_module(f'analysis.{job.analysis}')
+    workdirs = tuple(x.workdir for x in job.runs)
+    subjects = _load(workdirs, job.step, self._data_dir)
+    self._write(job, module.measure(subjects, job.options, progress))
+
+  def read(self, job: Job) -> Measured:
+    """The rows of a job that has been done."""
+    with gzip.open(self.path(job), 'rt', encoding='utf-8') as file:
+      content = json.load(file)
+    rows = [self._located(job, row) for row in content['rows']]
+    return Measured(rows, content['notes'], content['by'])
+
+  def _write(self, job, result):
+    self._directory.mkdir(parents=True, exist_ok=True)
+    content = {
+      'analysis': job.analysis,
+      'runs': [x.name for x in job.runs],
+      'step': job.step,
+      'options': job.options,
+      'by': revision(),
+      'notes': result.notes,
+      'rows': result.summary,
+    }
+    path = self.path(job)
+    temporary = path.with_suffix('.tmp')
+    with workdir_lib.writing(path):
+      with gzip.open(temporary, 'wt', encoding='utf-8') as file:
+        json.dump(content, file)  # NaN and infinities as Python writes them.
+      temporary.replace(path)
+
+  def path(self, job: Job) -> pathlib.Path:
+    """Where the rows of a job are kept."""
+    names = '_'.join(x.name.replace('/', '-') for x in job.runs)
+    identity = [
+      job.analysis,
+      job.step,
+      job.options,
+      *(_identity(x.workdir) for x in job.runs),
+    ]
+    text = json.dumps(identity, sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return self._directory / f'{job.analysis}_{names}_{job.step}_{key}.json.gz'
+
+  def _located(self, job, row):
+    tag = job.runs[0].comparison.tag
+    last = row['step'] == _last_step(job.runs[0])
+    return row | {
+      'analysis': job.analysis,
+      # Some analyses read a run with the other normalizer too.
+      'trained': job.runs[0].normalizer if len(job.runs) == 1 else '',
+      'tag': tag,
+      'at': LAST if last else row['step'],
+      # Stacks of matrices that no run has by itself.
+      'stack': row['group']
+      if job.analysis in ('iterations', 'mechanism')
+      else '',
+      'setting': tag,
+    }
+
+
+def _identity(workdir):
+  """What tells a training from all others."""
+  provenance = workdir_lib.read_json(workdir / 'provenance.json')
+  return [
+    workdir_lib.read_json(workdir / 'config.json'),
+    provenance['data']['fingerprint'],
+    provenance['starts'][0]['time'],
+  ]
+
+
+@functools.lru_cache(maxsize=2)
+def _load(workdirs, step, data_dir):
+  """Opened once for analyses that follow each other."""
+  from analysis import runs
+
+  return runs.load(workdirs, step, data_dir)
+
+
+@functools.cache
+def revision() -> str:
+  """The revision of this code, and versions of what its numbers rest on."""
+  packages = ('jax', 'numpy', 'scipy')
+  versions = [f'{x} {importlib.metadata.version(x)}' for x in packages]
+  commit = machine.git_commit() or 'no git checkout'
+  return ', '.join([f'revision {commit}', *versions])
+
+
+def training_rows(run: plan.PlannedRun) -> list[tables.Row]:
+  """What the training itself recorded: accuracies, seconds of a step."""
+  result = workdir_lib.read_json(run.workdir / 'result.json')
+  rates = [
+    x['examples_per_second']
+    for x in metrics.read_metrics(run.workdir)
+    if 'examples_per_second' in x
+  ]
+  values = {
+    'test accuracy': result['test']['accuracy'],
+    'validation accuracy': result['validation']['accuracy'],
+    'test loss': result['test']['loss'],
+    # The median: other work on the machine makes some steps slow.
+    'seconds a step': run.config().batch_size / statistics.median(rates),
+  }
+  return [
+    {
+      'run': run.name,
+      'analysis': 'training',
+      'tag': run.comparison.tag,
+      'setting': run.comparison.tag,
+      'normalizer': run.normalizer,
+      'seed': run.seed,
+      'step': result['step'],
+      'at': LAST,
+      'stack': '',
+      'quantity': name,
+      'mean': value,
+      'count': 1,
+    }
+    for name, value in values.items()
+  ]

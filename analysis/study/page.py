@@ -1,0 +1,251 @@
+"""The page of one study or of several, and the table of claims in Markdown.
+
+Made from what `content.write` has written, so that studies done at other times
+stand beside each other.
+"""
+
+from collections.abc import Sequence
+import pathlib
+from typing import Any
+
+from analysis import markup
+from analysis import statistics
+from analysis.study import decay
+
+PAGE, CLAIMS = 'index.html', 'claims.md'
+_DESIGN = (
+  'What is tested was fixed when one pair (MNIST, one epoch, seed 0) had been'
+  ' looked at, before all others. The unit is the pair of runs with one seed:'
+  ' the same initial weights, batches and learning rate, read on the same'
+  ' held-out examples and paths.',
+  'Numbers are means over pairs with 95% t intervals. A test is two-sided;'
+  f' "{statistics.HOLDS}" and "{statistics.FAILS}" need p < 0.05 after'
+  " Holm's correction over all tests of the claim; otherwise it"
+  f' {statistics.UNKNOWN} from this. With fewer than'
+  f' {statistics.LEAST_COUNT} pairs nothing can be told.',
+  'Verdicts are given at depths 4, 12 and 24, as far as the models are deep. A'
+  ' number is not used where more than 1 % of what it is a mean of is below the'
+  ' resolution of float64.',
+)
+_DECAY = {
+  statistics.HOLDS: 'decay more slowly',
+  statistics.FAILS: 'decay faster',
+  statistics.UNKNOWN: 'cannot be told apart from those of softmax',
+}
+# Claim, label of its tests, what is said of them.
+_SENTENCES = (
+  (
+    'a',
+    'path products',
+    'With Sinkhorn, products of trained attention matrices',
+    _DECAY,
+  ),
+  (
+    'b',
+    'layer outputs',
+    'With Sinkhorn, the outputs of attention layers',
+    {
+      statistics.HOLDS: 'keep more of their residual',
+      statistics.FAILS: 'keep less of their residual',
+      statistics.UNKNOWN: 'cannot be told apart from those of softmax',
+    },
+  ),
+  (
+    'n',
+    decay.NORMALIZER,
+    'On the same logits, products normalized by Sinkhorn',
+    _DECAY,
+  ),
+  (
+    'n',
+    decay.LOGITS,
+    'Under the same normalizer, products of logits trained with Sinkhorn',
+    _DECAY,
+  ),
+)
+
+
+def write(
+  contents: Sequence[dict[str, Any]],
+  folders: Sequence[pathlib.Path],
+  output: pathlib.Path,
+) -> None:
+  """Writes the page and the table of claims.
+
+  Args:
+    contents: of the studies, see `content.as_json`.
+    folders: where their figures are.
+    output: the directory to write to.
+  """
+  page = render(contents, folders)
+  (output / PAGE).write_text(page, 'utf-8')
+  (output / CLAIMS).write_text(claims_table(contents), 'utf-8')
+
+
+def render(
+  contents: Sequence[dict[str, Any]], folders: Sequence[pathlib.Path]
+) -> str:
+  """The page, HTML with images in it; see `write`."""
+  several = len(contents) > 1
+  title = 'Rank decay: softmax and Sinkhorn attention'
+  parts = [markup.heading(title if several else contents[0]['title'], 1)]
+  for content in contents:
+    notes = [f'{content["study"]}: {x}' for x in content['notes']]
+    parts += [markup.paragraph(x, 'notice') for x in notes]
+  for content in contents:
+    about, *sentences = answer(content) or ['']
+    if sentences:
+      parts += [markup.paragraph(about), markup.items(sentences)]
+  rows = _claim_rows(contents)
+  if rows:
+    parts.append(markup.heading('Claims'))
+    parts.append(markup.table(by_study(contents) if several else []))
+    parts += [markup.table(rows), markup.items(_DESIGN)]
+  for content, folder in zip(contents, folders, strict=True):
+    parts += _study(content, folder, several)
+  return markup.document(title, parts)
+
+
+def answer(content: dict[str, Any]) -> list[str]:
+  """What a study of runs says about its main question, in sentences."""
+  lines, count = [], 0
+  of_letter = {x['letter']: x for x in content['claims']}
+  for letter, label, begin, words in _SENTENCES:
+    tests = [
+      x
+      for x in of_letter.get(letter, {'tests': []})['tests']
+      if x['label'] == label and x['mean'] is not None
+    ]
+    if tests:
+      lines.append(f'{begin} {_phrases(tests, words)}.')
+      count = max(count, *(x['count'] for x in tests))
+  if not lines:
+    return []
+  return [
+    f'{content["study"]}, {content["training"]}, {count}'
+    f' pair{"s" * (count != 1)} of runs; differences of log10 of the residual,'
+    ' 95% intervals over pairs:',
+    *lines,
+  ]
+
+
+def _phrases(tests, words):
+  phrases = []
+  for verdict in statistics.VERDICTS:
+    where = [x for x in tests if x['verdict'] == verdict]
+    if where:
+      numbers = ', '.join(f'{x["depth"]} ({_interval(x)})' for x in where)
+      phrases.append(f'{words[verdict]} at depth {numbers}')
+  return '; '.join(phrases)
+
+
+def _interval(test, form='.2f'):
+  if test['mean'] is None:
+    return 'no number'
+  half = test['half_width']
+  interval = '' if half is None else f' ± {half:{form}}'
+  return f'{test["mean"]:+{form}}{interval}'
+
+
+def _claim_rows(contents):
+  """One table of all claims; those of several studies below each other."""
+  found = [
+    (claim['letter'], content['study'], claim)
+    for content in contents
+    for claim in content['claims']
+  ]
+  several = len(contents) > 1
+  rows = []
+  for letter, study, claim in sorted(found, key=lambda x: x[:2]):
+    statement = f'{letter}. {claim["statement"]} ({claim["source"]})'
+    nothing = {'tested': '', 'measured': '', 'n': 0, 'verdict': 'not measured'}
+    for line in claim['lines'] or [nothing]:
+      about = {'claim': statement} | ({'study': study} if several else {})
+      rows.append(about | line)
+      # Once for all its lines.
+      statement = study = ''
+  return rows
+
+
+def by_study(contents: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+  """A line for each claim, with its verdict in each study."""
+  studies = [x['study'] for x in contents if x['claims']]
+  lines = {}
+  for content in contents:
+    for claim in content['claims']:
+      about = f'{claim["letter"]}. {claim["statement"]}'
+      line = lines.setdefault(
+        about, {'claim': about} | dict.fromkeys(studies, '')
+      )
+      line[content['study']] = claim['verdict']
+  return [lines[x] for x in sorted(lines)]
+
+
+def _study(content, folder, several):
+  parts = []
+  if several:
+    parts.append(markup.heading(content['title']))
+  level = 3 if several else 2
+  parts += [
+    markup.figure(folder / f'{x["name"]}.png', x['caption'])
+    for x in content['figures']
+  ]
+  if content['robustness']:
+    parts.append(markup.heading('What the choice of measure changes', level))
+    parts.append(markup.items(content['robustness']))
+  if content['choices']:
+    parts.append(markup.table(content['choices']))
+    parts.append(
+      markup.paragraph(
+        'Verdicts under each choice; a star: another than the one fixed. ?:'
+        ' cannot be told. Empty: the choice does not apply.'
+      )
+    )
+  for title, rows in content['tables'].items():
+    if rows:
+      parts += [markup.heading(title, level), markup.table(rows)]
+  if content['claims']:
+    title = 'Each claim: what is tested, and how'
+    parts.append(markup.heading(title, level))
+  parts += [_claim(x) for x in content['claims']]
+  sizes = ', '.join(f'{k} {v}' for k, v in content['sizes'].items())
+  parts.append(
+    markup.paragraph(
+      f'Preset {content["preset"]}; {sizes}. Measured by'
+      f' {"; ".join(content["revisions"])}.'
+    )
+  )
+  return parts
+
+
+def _claim(claim):
+  title = f'{claim["letter"]}. {claim["statement"]} {claim["verdict"]}'
+  body = markup.paragraph(f'Source: {claim["source"]}.')
+  body += markup.paragraph(f'Tested: {claim["definition"]}')
+  body += markup.items(claim['details'])
+  body += markup.table(map(_p_row, claim['tests']))
+  body += markup.lines([claim['command']])
+  return markup.folded(title, body)
+
+
+def _p_row(test):
+  return {
+    'tested': test['label'],
+    'depth': '' if test['depth'] is None else test['depth'],
+    'mean': _interval(test, '.3g'),
+    'margin': '' if test['margin'] is None else f'{test["margin"]:.3g}',
+    'n': test['count'],
+    'p': f'{test["p"]:.2g}',
+    'corrected': f'{test["corrected_p"]:.2g}',
+    'verdict': test['verdict'],
+  }
+
+
+def claims_table(contents: Sequence[dict[str, Any]]) -> str:
+  """All claims as a Markdown table, for a README."""
+  rows = _claim_rows(contents)
+  if not rows:
+    return ''
+  lines = [list(rows[0]), ['---'] * len(rows[0])]
+  lines += [[str(x).replace('|', '\\|') for x in row.values()] for row in rows]
+  return ''.join(f'| {" | ".join(cells)} |\n' for cells in lines)

@@ -1,0 +1,361 @@
+"""The figures of a study, from its evidence alone. See also `analysis.curves`.
+
+Each can be read in grey: curves differ in marker and line style.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import textwrap
+
+import numpy as np
+
+from analysis import curves
+from analysis import figures
+from analysis import layer_outputs
+from analysis import statistics
+from analysis import tables
+from analysis.study import decay
+from analysis.study import measure
+from analysis.study import plan
+from analysis.study import robustness
+from analysis.study.evidence import Evidence
+from analysis.study.evidence import NAMES
+
+Plot = curves.Plot
+_INTERVAL = 'Bars and bands: 95% t interval over pairs.'
+
+
+def of_runs(
+  evidence: Evidence, found: Sequence[robustness.Variation]
+) -> list[Plot]:
+  """Figures of a comparison of runs.
+
+  Args:
+    evidence: of the comparison that verdicts are about.
+    found: claims under other choices.
+  """
+  drawn = [make(evidence) for make in (_paths, _outputs, _training, _causes)]
+  return [*drawn, _robustness(found)]
+
+
+def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
+  """Figures of comparisons side by side.
+
+  Args:
+    titles: the evidence of each, and what it is called.
+  """
+  points = {
+    title: _rows(evidence, **decay.PATHS, at=measure.LAST)
+    for evidence, title in titles.items()
+  }
+  rows = [x for found in points.values() for x in found]
+  return [
+    Plot(
+      'comparisons',
+      curves.caption(
+        rows,
+        'Spectral norm of the residual of path products (first k layers),'
+        ' absolute: mean of log10, of models that were trained in different'
+        ' ways.',
+      ),
+      (8, 4.6),
+      lambda fig: _draw_comparisons(fig, points, rows),
+    )
+  ]
+
+
+def _draw_comparisons(fig, points, rows):
+  panels = fig.subplots(1, 2, sharey=True)
+  for ax, (normalizer, name) in zip(panels, NAMES.items(), strict=True):
+    for number, (title, found) in enumerate(points.items()):
+      own = curves.select(found, normalizer=normalizer)
+      own = [x | {'std': 0.0} for x in own]
+      curves.draw(ax, own, figures.curve(number), title)
+    ax.set_title(name)
+    ax.set_xlabel('path depth k')
+  panels[0].set_ylabel('log10 of the residual')
+  handles, labels = panels[0].get_legend_handles_labels()
+  fig.legend(handles, labels, loc='outside upper center', ncols=3, fontsize=8)
+  curves.finish(fig, rows)
+
+
+def _rows(evidence, **values):
+  """Rows of pairs alone: a run without its partner would shift a mean."""
+  rows = curves.select(evidence.rows, **values)
+  return [x for x in rows if x['seed'] in evidence.seeds]
+
+
+def _paths(evidence):
+  rows = _rows(evidence, **decay.PATHS, at=measure.LAST)
+  return Plot(
+    'paths',
+    curves.caption(
+      rows,
+      'Spectral norm of the residual of path products (first k layers),'
+      ' absolute. Left: mean of log10; shaded: standard deviation over examples'
+      ' and paths; bars: between seeds. Right: Sinkhorn minus softmax, each'
+      ' pair (thin), and the mean over pairs.',
+      _INTERVAL,
+      'Dotted: the depths of the verdicts.',
+      curves.describe_pairs(tables.differences(rows)),
+    ),
+    (8, 3.6),
+    lambda fig: _draw_paths(fig, rows, evidence),
+  )
+
+
+def _draw_paths(fig, rows, evidence):
+  left, right = fig.subplots(1, 2)
+  curves.draw_group_curves(left, rows, curves.groups(rows))
+  left.set_ylabel('log10 of the residual')
+  left.legend()
+  for seed in evidence.seeds:
+    points = tables.differences([x for x in rows if x['seed'] == seed])
+    points.sort(key=lambda x: x['depth'])
+    right.plot(
+      [x['depth'] for x in points],
+      [x['difference'] for x in points],
+      color='#aaaaaa',
+      linewidth=0.7,
+    )
+  # Black: the pairs are grey, and stay so without colour.
+  curves.draw_difference(right, tables.differences(rows), figures.curve(0))
+  right.set_ylabel('Sinkhorn minus softmax')
+  for ax in (left, right):
+    ax.set_xlabel('path depth k')
+    for depth in evidence.depths:
+      ax.axvline(depth, color='#888888', linestyle=':', linewidth=0.8)
+  curves.finish(fig, rows)
+
+
+def _outputs(evidence):
+  rows = _rows(
+    evidence,
+    analysis='layer_outputs',
+    quantity=decay.FIXED.output,
+    norm='spectral',
+    scaling='relative',
+    at=measure.LAST,
+  )
+  return Plot(
+    'outputs',
+    curves.caption(
+      rows,
+      'Spectral norm of the residual of the results of the attention sublayers,'
+      ' divided by their own norm, layer by layer; trained models read with'
+      ' attention skip and FFN on and off.',
+      curves.LEGEND,
+    ),
+    (8, 5.4),
+    lambda fig: _draw_outputs(fig, rows),
+  )
+
+
+def _draw_outputs(fig, rows):
+  panels = fig.subplots(2, 2, sharex=True)
+  names = curves.groups(rows)
+  for ax, ablation in zip(
+    panels.flat, layer_outputs.ABLATIONS.values(), strict=True
+  ):
+    curves.draw_group_curves(ax, curves.select(rows, ablation=ablation), names)
+    ax.set_title(ablation)
+  for ax in panels[:, 0]:
+    ax.set_ylabel('log10 of the residual')
+  for ax in panels[-1]:
+    ax.set_xlabel('layer')
+  panels[0, 0].legend()
+  curves.finish(fig, rows)
+
+
+def _training(evidence):
+  point = {k: v for k, v in decay.PATHS.items() if k != 'analysis'}
+  rows = _rows(evidence, analysis='path_products', **point)
+  spread = _rows(
+    evidence,
+    analysis='attention',
+    quantity='spread of column sums',
+    normalizer=plan.SOFTMAX,
+  )
+  where = ', '.join(map(str, evidence.depths))
+  return Plot(
+    'training',
+    curves.caption(
+      rows,
+      'Along training, at the steps that are kept. Left: path products (first'
+      f' k layers), spectral norm of the residual, absolute, at depths {where}.'
+      ' Right: how far column sums of softmax attention are from 1 (root mean'
+      f' square, log10), in layers {where}. Means over pairs.',
+      _INTERVAL,
+    ),
+    (8, 3.8),
+    lambda fig: _draw_training(fig, rows, spread, evidence.depths),
+  )
+
+
+def _draw_training(fig, rows, spread, depths):
+  left, right = fig.subplots(1, 2)
+  for ax, points, transform in ((left, rows, float), (right, spread, np.log10)):
+    ends = {}
+    for number, group in enumerate(curves.groups(points)):
+      for depth in depths:
+        own = curves.select(points, group=group, depth=depth)
+        label = group if depth == depths[0] else None
+        end = _draw_steps(ax, own, transform, figures.curve(number), label)
+        if number == 0:
+          ends[depth] = end
+    _name_ends(ax, ends)
+    ax.set_xlabel('training step')
+    ax.margins(x=0.08)
+  left.set_ylabel('log10 of the residual')
+  right.set_ylabel('log10 of the spread of column sums')
+  left.legend()
+  right.legend()
+  curves.finish(fig, rows)
+
+
+def _name_ends(ax, ends):
+  """Names curves where they end; those that end together, together."""
+  low, high = ax.get_ylim()
+  groups = []
+  for depth, (x, y) in sorted(ends.items(), key=lambda item: item[1][1]):
+    if groups and y - groups[-1][0] < 0.05 * (high - low):
+      groups[-1][2].append(depth)
+    else:
+      groups.append((y, x, [depth]))
+  for y, x, names in groups:
+    ax.annotate(
+      ', '.join(map(str, sorted(names))),
+      (x, y),
+      xytext=(6, 0),
+      textcoords='offset points',
+      fontsize=8,
+      va='center',
+    )
+
+
+def _draw_steps(ax, rows, transform, style, label):
+  """One curve over steps; where it ends."""
+  steps = sorted({x['step'] for x in rows})
+  samples = [
+    statistics.sample(transform(x['mean']) for x in rows if x['step'] == step)
+    for step in steps
+  ]
+  half = [x.half_width for x in samples]
+  ax.errorbar(
+    steps,
+    [x.mean for x in samples],
+    half if np.isfinite(half).all() else None,
+    **style,
+    capsize=2,
+    label=label,
+  )
+  return steps[-1], samples[-1].mean
+
+
+def _causes(evidence):
+  rows = _rows(evidence, analysis='mechanism', quantity='path, first layers')
+  whole = [
+    statistics.of_pairs(
+      'whole difference, as trained',
+      depth,
+      decay.whole_difference(evidence, depth),
+    )
+    for depth in evidence.depths
+  ]
+  points = {}
+  for test in [*whole, *decay.causes(evidence)]:
+    points.setdefault(test.label, {})[test.depth] = test.sample
+  return Plot(
+    'causes',
+    curves.caption(
+      rows,
+      'What slows decay of path products (first k layers; log10 of the spectral'
+      ' norm of the residual; to the right of 0: slower). The whole difference'
+      ' of trained models is the sum of two: of Sinkhorn in place of softmax on'
+      ' the same logits, and of the logits trained under it. Then'
+      ' both models at temperatures that give the same entropy in each layer,'
+      ' and softmax without the column bias of its logits.',
+      _INTERVAL,
+    ),
+    (8, 3.6),
+    lambda fig: _draw_causes(fig, points, evidence.depths, rows),
+  )
+
+
+def _draw_causes(fig, points, depths, rows):
+  panels = fig.subplots(1, len(depths), sharey=True, squeeze=False)[0]
+  _draw_forest(panels, points, depths)
+  curves.finish(fig, rows)
+
+
+def _robustness(found):
+  points = {'a': {}, 'b': {}}
+  for x in found:
+    if x.claim in points:
+      samples = points[x.claim].setdefault(x.choice, {})
+      samples[x.judged.test.depth] = x.judged.test.sample
+  depths = sorted({x.judged.test.depth for x in found if x.claim == 'a'})
+  heights = [len(x) for x in points.values()]
+  return Plot(
+    'robustness',
+    'Claims a (path products, above) and b (layer outputs, below) under other'
+    ' choices: Sinkhorn minus softmax, log10 of the residual (to the right of'
+    f' 0: as claimed). {_INTERVAL}',
+    (9, 0.24 * sum(heights) + 1.8),
+    lambda fig: _draw_robustness(fig, points, depths, heights),
+  )
+
+
+def _draw_robustness(fig, points, depths, heights):
+  panels = fig.subplots(
+    2, len(depths), sharey='row', squeeze=False, height_ratios=heights
+  )
+  for line, (claim, own) in zip(panels, points.items(), strict=True):
+    _draw_forest(line, own, depths)
+    line[0].set_ylabel(f'claim {claim}')
+
+
+def _draw_forest(
+  panels,
+  points: Mapping[str, Mapping[int, statistics.Sample]],
+  depths: Sequence[int],
+):
+  """A line for each label, a panel for each depth."""
+  labels = list(points)
+  for ax, depth in zip(panels, depths, strict=True):
+    ax.axvline(0, color='#888888', linewidth=0.8)
+    samples = [points[x].get(depth) for x in labels]
+    places = [y for y, x in enumerate(samples) if x and not np.isnan(x.mean)]
+    half = np.array([samples[y].half_width for y in places])
+    ax.errorbar(
+      [samples[y].mean for y in places],
+      places,
+      # One pair has no interval.
+      xerr=None if np.isnan(half).all() else half,
+      color='#000000',
+      marker='o',
+      markersize=3.5,
+      linestyle='none',
+      elinewidth=1,
+      capsize=2,
+    )
+    for y in set(range(len(labels))).difference(places):
+      # Not nothing: no number.
+      ax.text(
+        0.5,
+        y,
+        'not resolved',
+        fontsize=6,
+        color='#666666',
+        ha='center',
+        va='center',
+        transform=ax.get_yaxis_transform(),
+      )
+    ax.set_title(f'depth {depth}')
+    ax.set_xlabel('difference of log10')
+  panels[0].set_yticks(
+    range(len(labels)),
+    [textwrap.fill(x, 48) for x in labels],
+    fontsize=7,
+  )
+  panels[0].set_ylim(len(labels) - 0.5, -0.5)

@@ -1,0 +1,256 @@
+"""One start of the study's command: says, trains, measures, writes."""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib
+import pathlib
+import sys
+
+from analysis import command
+from analysis import tables
+from analysis.study import claims
+from analysis.study import content as content_lib
+from analysis.study import estimate
+from analysis.study import measure
+from analysis.study import page
+from analysis.study import plan
+from analysis.study import trainings
+from sinkformer_jax import errors
+
+# Tests, figures and pages of a study, in seconds.
+_WRITING = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+  """What is asked for; `run` does it.
+
+  Attributes:
+    studies: those of one preset.
+    runs_dir: directory of all runs.
+    output: directory of results.
+    data_dir: of the data sets; '' for what the configs say.
+    letters: of the claims that are asked for; all if empty.
+    analyse_only: whether nothing is trained.
+    remeasure: whether what has been measured is measured again.
+  """
+
+  studies: Sequence[plan.Study]
+  runs_dir: pathlib.Path
+  output: pathlib.Path
+  data_dir: str = ''
+  letters: Sequence[str] = ()
+  analyse_only: bool = False
+  remeasure: bool = False
+
+  def check(self) -> None:
+    """Refuses what cannot be done, before anything is.
+
+    Raises:
+      errors.UserError: for claims that no study has, directories with other
+        runs than those planned, and results of another preset.
+    """
+    known = ''.join(x.claims for x in self.studies)
+    for letter in self.letters:
+      if letter not in list(known):
+        raise errors.UserError(
+          f'--claims={",".join(self.letters)}: {letter!r} is none of the claims'
+          f' of {_names(self.studies)}: {", ".join(known)}.'
+        )
+    for study in self.studies:
+      plan.check(study.runs(self.runs_dir))
+      if not self.letters:
+        content_lib.check_preset(self.output / study.name, study.preset)
+
+  def run(self, dry_run: bool = False) -> list[str]:
+    """Trains and analyses.
+
+    Args:
+      dry_run: whether to say what would be done, and no more.
+
+    Returns:
+      Names of runs whose training failed.
+
+    Raises:
+      errors.RunError: if no study has a pair of runs.
+      KeyboardInterrupt: if it is told to stop.
+    """
+    print(f'Studies: {_names(self.studies)}; preset {self.studies[0].preset}.')
+    seconds = {} if self.analyse_only else self._time_trainings()
+    unfinished = [x for x in self._runs() if x.name in seconds]
+    self._announce(unfinished, seconds)
+    if dry_run:
+      return []
+    failed = trainings.train(unfinished, seconds, self._train_flags())
+    ready = self._with_a_pair()
+    if self.letters:
+      for study in ready:
+        self._print_claims(study)
+    else:
+      self._write([self._content(study) for study in ready])
+    return failed
+
+  def _with_a_pair(self):
+    """Studies that can be analysed; the others are named."""
+    ready = [x for x in self.studies if x.alone or self._has_a_pair(x)]
+    left_out = [x for x in self.studies if x not in ready]
+    if left_out:
+      text = (
+        f'No pair of runs of the main comparison of {_names(left_out)} is'
+        f' finished in {self.runs_dir}'
+      )
+      if not ready:
+        raise errors.RunError(f'{text}; without --analyse_only it is trained.')
+      print(f'{text}: not analysed.')
+    return ready
+
+  def _has_a_pair(self, study):
+    main = [x for x in study.runs(self.runs_dir) if x.is_finished()]
+    main = [x for x in main if x.comparison == study.comparisons[0]]
+    return bool(measure.pairs(main))
+
+  def _runs(self):
+    """All runs, those that several studies have once."""
+    runs = [x for study in self.studies for x in study.runs(self.runs_dir)]
+    return list({x.name: x for x in runs}.values())
+
+  def _train_flags(self):
+    return [f'--config.data.dir={self.data_dir}'] if self.data_dir else []
+
+  def _time_trainings(self):
+    """How long each training will take, from a few steps.
+
+    Of several studies those that cannot be trained, as their data is not there,
+    are left out.
+    """
+    of_a_step, seconds = {}, {}
+    for study in self.studies:
+      runs = study.runs(self.runs_dir)
+      runs = [x for x in runs if not x.is_finished()]
+      new = [x for x in runs if estimate.kind(x) not in of_a_step]
+      if new:
+        print(f'{study.name}: timing a few training steps ...', flush=True)
+      try:
+        of_a_step |= estimate.step_seconds(new, self._train_flags())
+      except errors.RunError as error:
+        if len(self.studies) == 1:
+          raise
+        print(f'{study.name}: not trained. {error}')
+        continue
+      for run in runs:
+        seconds[run.name] = estimate.training_seconds(run, of_a_step)
+    return seconds
+
+  def _announce(self, unfinished, seconds):
+    """Says what will be done."""
+    runs = self._runs()
+    print(
+      f'Runs in {self.runs_dir}: {len(runs)} planned,'
+      f' {len([x for x in runs if x.is_finished()])} finished,'
+      f' {len(unfinished)} to be trained.'
+    )
+    for run in unfinished:
+      done = run.steps_done()
+      where = f', from step {done}' if done else ''
+      print(
+        f'  {run.name}: {run.config().total_steps} steps{where}, about'
+        f' {estimate.clock(seconds[run.name])}'
+      )
+    jobs = [x for study in self.studies for x in self._jobs(study, unfinished)]
+    analysis = sum(x.seconds for x in jobs) + _WRITING * len(self.studies)
+    total = sum(seconds.values()) + analysis
+    print(
+      f'Measurements: {len(jobs)}, about {estimate.clock(analysis)}. In all'
+      f' about {estimate.clock(total)} on this machine.'
+    )
+    if not self.letters:
+      print(f'Results: {self.output}')
+    sys.stdout.flush()
+
+  def _store(self):
+    return measure.Store(
+      self.runs_dir / 'measured', self.data_dir, self.remeasure
+    )
+
+  def _asked(self, study):
+    """Letters of the study's claims that are asked for."""
+    return [x for x in study.claims if not self.letters or x in self.letters]
+
+  def _analyses(self, study):
+    """Modules that measure what is asked for."""
+    found = {y for x in self._asked(study) for y in claims.CLAIMS[x].analyses}
+    # A figure, which is not asked for with single claims.
+    return found if self.letters else found | {'sequence_length'}
+
+  def _jobs(self, study, unfinished):
+    """What is still to be measured, once the trainings are done."""
+    runs = study.runs(self.runs_dir)
+    names = {x.name for x in unfinished}
+    runs = [x for x in runs if x.is_finished() or x.name in names]
+    store = self._store()
+    return [
+      job
+      for job in measure.jobs(study, runs, self._analyses(study))
+      if any(x.name in names for x in job.runs) or not store.has(job)
+    ]
+
+  def _print_claims(self, study):
+    letters = self._asked(study)
+    if not letters:
+      return
+    if study.alone:
+      evidence = content_lib.evidence_alone(study, _measure_alone(study))
+    else:
+      found = content_lib.evidence_of(study, *self._measure_runs(study))
+      evidence = found[study.comparisons[0].tag]
+    for answer in claims.answers(letters, evidence):
+      print('\n'.join(content_lib.text(answer)))
+
+  def _content(self, study):
+    if study.alone:
+      return content_lib.alone(study, _measure_alone(study))
+    return content_lib.of_runs(study, *self._measure_runs(study))
+
+  def _measure_runs(self, study):
+    """Finished runs, and what has been measured of them."""
+    finished = [x for x in study.runs(self.runs_dir) if x.is_finished()]
+    jobs = measure.jobs(study, finished, self._analyses(study))
+    store, progress = self._store(), command.Progress()
+    new = [x for x in jobs if not store.has(x)]
+    left = estimate.Countdown([x.seconds for x in new])
+    for number, job in enumerate(new, start=1):
+      print(
+        f'Measuring {number} of {len(new)}: {job.title}; about {left.next()}'
+        f' left for {study.name}',
+        file=sys.stderr,
+        flush=True,
+      )
+      store.measure(job, progress)
+    return finished, [store.read(x) for x in jobs]
+
+  def _write(self, contents):
+    folders = [self.output / x.study.name for x in contents]
+    found = [
+      content_lib.write(content, folder)
+      for content, folder in zip(contents, folders, strict=True)
+    ]
+    for content, folder in zip(found, folders, strict=True):
+      page.write([content], [folder], folder)
+      for line in page.answer(content):
+        print(line)
+    where = folders[0]
+    if len(found) > 1:
+      where = self.output
+      page.write(found, folders, where)
+    print(f'Page: {where / page.PAGE}')
+
+
+def _names(these):
+  return ', '.join(x.name for x in these)
+
+
+def _measure_alone(study: plan.Study) -> tables.Result:
+  """The one analysis of a study without runs."""
+  module = importlib.import_module(f'analysis.{study.alone}')
+  options = dataclasses.asdict(study.sizes) | {'seed': 0, 'num_iters': 50}
+  return module.measure([], options, command.Progress())

@@ -1,0 +1,201 @@
+"""Claims a to c under other choices of what is measured.
+
+One choice is changed at a time, but norms and scalings together. A choice that
+changes a verdict is one that a paper has to name.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import dataclasses
+import math
+
+from analysis import iterations
+from analysis import statistics
+from analysis.study import decay
+from analysis.study.evidence import Evidence
+from sinkformer_jax.rank import NORMS
+from sinkformer_jax.rank import SCALINGS
+
+_TESTS = {
+  'a': decay.path_products,
+  'b': decay.layer_results,
+  'c': decay.shallow_and_skips,
+}
+_SHORT = {
+  statistics.HOLDS: 'holds',
+  statistics.FAILS: 'does not',
+  statistics.UNKNOWN: '?',
+}
+# How norms and scalings are called.
+_NORMS = {'spectral': 'spectral', 'frobenius': 'Frobenius', 'composite': 'Dong'}
+_SCALINGS = {
+  'absolute': 'absolute',
+  'relative': 'relative to the whole',
+  'initial': 'relative to layer 0',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variation:
+  """A test of a claim under a choice.
+
+  Attributes:
+    claim: its letter.
+    choice: title of the choice.
+    judged: the test.
+    fixed: the verdict of the choice that was fixed beforehand.
+  """
+
+  claim: str
+  choice: str
+  judged: statistics.Judged
+  fixed: str
+
+  @property
+  def changes(self) -> bool:
+    """Whether the choice changes the verdict."""
+    return self.judged.verdict != self.fixed
+
+
+def choices() -> list[tuple[str, decay.Choice]]:
+  """Claims and choices that differ from the fixed one."""
+  found = []
+
+  def add(claims, title, **fields):
+    choice = dataclasses.replace(decay.FIXED, title=title, **fields)
+    found.extend((claim, choice) for claim in claims)
+
+  for norm in NORMS:
+    for scaling in SCALINGS:
+      words = f'{_NORMS[norm]} norm, {_SCALINGS[scaling]}'
+      if (norm, scaling) != (decay.FIXED.norm, decay.FIXED.path_scaling):
+        add('a', words, norm=norm, path_scaling=scaling)
+      if (norm, scaling) != (decay.FIXED.norm, decay.FIXED.output_scaling):
+        add('b', words, norm=norm, output_scaling=scaling)
+      add('c', words, norm=norm, path_scaling=scaling, output_scaling=scaling)
+  add('ac', 'layers of a path drawn', layers='drawn')
+  add('bc', 'hidden states instead of attention results', output='hidden')
+  add('abc', 'initial weights (step 0)', at=0)
+  for num_iters, closed in iterations.READ:
+    stack = iterations.name(num_iters, closed)
+    if (num_iters, closed) != (50, True):
+      add('abc', f'Sinkhorn: {stack}', stack=stack)
+  return found
+
+
+def variations(evidence: Evidence) -> list[Variation]:
+  """Each claim under each choice, the fixed one first."""
+  found = []
+  for claim, tests in _TESTS.items():
+    fixed = statistics.judge(tests(evidence))
+    mine = [choice for letter, choice in choices() if letter == claim]
+    for choice in (decay.FIXED, *mine):
+      judged = statistics.judge(tests(evidence, choice))
+      if choice != decay.FIXED and not any(x.test.sample.count for x in judged):
+        continue  # Not measured in this study.
+      found += [
+        Variation(claim, choice.title, x, y.verdict)
+        for x, y in zip(judged, fixed, strict=True)
+      ]
+  return found
+
+
+def rows(found: Iterable[Variation]) -> list[dict]:
+  """As a table."""
+  return [
+    {
+      'claim': x.claim,
+      'choice': x.choice,
+      'quantity': x.judged.test.label,
+      'depth': x.judged.test.depth,
+      'mean': x.judged.test.sample.mean,
+      'half_width': x.judged.test.sample.half_width,
+      'pairs': x.judged.test.sample.count,
+      'corrected_p': x.judged.corrected,
+      'verdict': x.judged.verdict,
+      'verdict_as_fixed': x.fixed,
+      'changes': x.changes,
+    }
+    for x in found
+  ]
+
+
+def matrix(found: Sequence[Variation]) -> list[dict[str, str]]:
+  """A line for each choice: verdicts, with a star where they are others.
+
+  None where there are too few pairs for any.
+  """
+  lines = {}
+  if _most_pairs(found) < statistics.LEAST_COUNT:
+    return []
+  for x in found:
+    line = lines.setdefault(x.choice, {'choice': x.choice})
+    depth = x.judged.test.depth
+    if x.claim == 'c':
+      changed = int(line.get('c: tests that change', 0)) + x.changes
+      line['c: tests that change'] = str(changed)
+    else:
+      star = ' *' if x.changes else ''
+      line[f'{x.claim} at {depth}'] = f'{_SHORT[x.judged.verdict]}{star}'
+  names = dict.fromkeys(name for line in lines.values() for name in line)
+  return [{k: x.get(k, '') for k in names} for x in lines.values()]
+
+
+def summary(found: list[Variation]) -> list[str]:
+  """Which choices change a verdict, and what the papers may have seen."""
+  if _most_pairs(found) < statistics.LEAST_COUNT:
+    lines = ['Too few pairs for a verdict that a choice could change.']
+    return lines * bool(found) + _open_rows(found)
+  lines = []
+  for claim in _TESTS:
+    mine = [x for x in found if x.claim == claim]
+    changing = dict.fromkeys(x.choice for x in mine if x.changes)
+    number = len({x.choice for x in mine}) - 1
+    text = f': {"; ".join(changing)}' if changing else ''
+    lines.append(
+      f'Claim {claim}: {len(changing)} of {number} other choices change a'
+      f' verdict{text}.'
+    )
+  return lines + _open_rows(found)
+
+
+def _most_pairs(found):
+  return max((x.judged.test.sample.count for x in found), default=0)
+
+
+def _open_rows(found):
+  """What ending on a column update would have shown."""
+  open_rows = f'Sinkhorn: {iterations.name(50, closed=False)}'
+  at = {
+    (x.choice, x.judged.test.depth): x.judged
+    for x in found
+    if x.claim == 'a' and not math.isnan(x.judged.test.sample.mean)
+  }
+  depth = max((d for choice, d in at if choice == open_rows), default=None)
+  closed = at.get((decay.FIXED.title, depth))
+  ended = at.get((open_rows, depth))
+  if closed is None or ended is None:
+    return []
+  words = [
+    f'{statistics.number(x.test.sample)} ({x.verdict})' for x in (closed, ended)
+  ]
+  line = (
+    f'At depth {depth} path products of Sinkhorn lie {words[0]} from those of'
+    ' softmax, log10, with rows closed; if the same 50 iterations end on a'
+    f' column update instead, {words[1]}: rows are then off 1, and products end'
+    ' on a floor that has nothing to do with tokens.'
+  )
+  closed_mean, ended_mean = closed.test.sample.mean, ended.test.sample.mean
+  if closed_mean <= 0 < ended_mean:
+    line += (
+      ' An implementation that stops on a column update would have seen the'
+      ' claimed direction here, and one that closes the rows would not; the'
+      ' paper does not say which it has.'
+    )
+  elif ended_mean > 2 * closed_mean > 0:
+    line += (
+      ' An implementation that stops on a column update would have seen more'
+      ' of the claimed difference than there is; the paper does not say which'
+      ' it has.'
+    )
+  return [line]

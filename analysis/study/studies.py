@@ -1,0 +1,289 @@
+"""The studies themselves: which runs of which presets, for which claims.
+
+  quick   minutes on 2 cores: one pair each, on little data
+  cpu     a night or more on 2 cores: shortened trainings, said beside results
+  full    the papers' size
+  tiny    2 layers, for tests
+
+A further study is one more function, and one more line in `STUDIES`.
+"""
+
+from collections.abc import Callable
+
+from analysis.study import plan
+from analysis.study.plan import Comparison
+from analysis.study.plan import Sizes
+from analysis.study.plan import Study
+
+PRESETS = ('quick', 'cpu', 'full', 'tiny')
+# How much is measured of a pair that is there for a look.
+_LOOK = {
+  'quick': Sizes(num_examples=8, num_paths=20, few_examples=4, num_draws=20),
+  'tiny': Sizes(4, 5, 2, num_draws=4),
+}
+_ONE_EPOCH = {'total_steps': 859}  # Of MNIST.
+# With a warm-up that is over long before the end.
+_SIXTY_STEPS = {'total_steps': 60, 'optimizer.warmup_steps': 20}
+
+
+def _configs(name, preset=''):
+  """Config files of softmax and Sinkhorn."""
+  end = f':{preset}' if preset else ''
+  return {
+    x: f'configs/{name}_{x}.py{end}' for x in (plan.SOFTMAX, plan.SINKHORN)
+  }
+
+
+def _small(preset):
+  """The configs' own preset, where there is one of that name."""
+  return preset if preset in _LOOK else ''
+
+
+def _main(tag, title, seeds, overrides=None):
+  """The comparison that verdicts are about."""
+  return Comparison(tag, title, seeds, overrides or {}, whole=True)
+
+
+def _pair(tag, title, overrides):
+  """One pair beside the main comparison."""
+  return Comparison(tag, title, (0,), overrides)
+
+
+def _mnist(preset):
+  comparisons = {
+    'quick': (_main('quick', '160 steps', (0,)),),
+    'cpu': _mnist_in_a_night(),
+    'full': (_main('', '10 epochs', (0, 1, 2, 3, 4)),),
+    'tiny': (_main('tiny', '20 steps', (0, 1)),),
+  }
+  grid = ('1epoch', '1epoch_lr5e-4', '1epoch_lr2e-3', '1epoch_lr2.5e-4')
+  return Study(
+    name='mnist',
+    title='MNIST: softmax and Sinkhorn attention, 24 layers',
+    preset=preset,
+    claims='abcdefhiklmno',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs('mnist', _small(preset)),
+    comparisons=comparisons[preset],
+    grid=grid if preset == 'cpu' else (),
+  )
+
+
+def _mnist_in_a_night():
+  def at(learning_rate):
+    return {**_ONE_EPOCH, 'optimizer.learning_rate': learning_rate}
+
+  one_epoch = 'one epoch at learning rate'
+  three_epochs = {'total_steps': 2577}
+  return (
+    _main('1epoch', f'{one_epoch} 1e-3', (0, 1, 2, 3, 4), _ONE_EPOCH),
+    Comparison('1epoch_lr5e-4', f'{one_epoch} 5e-4', (0, 1, 2), at(5e-4)),
+    _pair('3epochs', 'three epochs at learning rate 1e-3', three_epochs),
+    _pair('1epoch_lr2e-3', f'{one_epoch} 2e-3', at(2e-3)),
+    _pair('1epoch_lr2.5e-4', f'{one_epoch} 2.5e-4', at(2.5e-4)),
+  )
+
+
+def _random_control(preset):
+  sizes = {
+    'quick': Sizes(scales=('0.5', '1', '3'), num_draws=20),
+    'tiny': Sizes(scales=('1',), num_draws=4, num_tokens=8, num_layers=3),
+  }
+  return Study(
+    name='random_control',
+    title='Control: products of unrelated random attention matrices',
+    preset=preset,
+    claims='g',
+    sizes=sizes.get(preset, Sizes()),
+    alone='random_control',
+  )
+
+
+def _theory(preset):
+  return Study(
+    name='theory',
+    title='Theory: bounds of one layer, and the law of depth',
+    preset=preset,
+    claims='j',
+    sizes=Sizes(),
+    alone='theory',
+  )
+
+
+def _ag_news(preset):
+  seeds = (0, 1, 2)
+  one_epoch = {'total_steps': 296}  # Of 19,000 texts.
+  comparisons = {
+    'quick': _main('60steps', '60 steps', (0,), _SIXTY_STEPS),
+    'cpu': _main('1epoch', 'one epoch of 19,000 texts', seeds, one_epoch),
+    'full': _main('', '5 epochs of 114,000 texts', seeds),
+    'tiny': _main('tiny', '20 steps', (0, 1)),
+  }
+  return Study(
+    name='ag_news',
+    title='AG News: softmax and Sinkhorn attention, 24 layers',
+    preset=preset,
+    claims='abcdefiklmn',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs('ag_news', _small(preset)),
+    comparisons=(comparisons[preset],),
+    texts=True,
+  )
+
+
+def _cats_vs_dogs(preset):
+  seeds = (0, 1, 2)
+  large = {'data.image_size': 224, 'batch_size': 16, 'total_steps': 210}
+  comparisons = {
+    'quick': (_main('60steps', '60 steps, 64 pixels', (0,), _SIXTY_STEPS),),
+    'cpu': (
+      _main(
+        '1050steps',
+        '30 epochs of 1,120 photos, 64 pixels',
+        seeds,
+        {'total_steps': 1050},
+      ),
+      _pair('224px', '3 epochs of 1,120 photos, 224 pixels', large),
+    ),
+    'full': (_main('', '50 epochs of 20,000 photos, 224 pixels', seeds),),
+    'tiny': (_main('tiny', '20 steps', (0, 1)),),
+  }
+  # The preset quick of the configs has 64 pixels.
+  config_preset = {'full': '', 'tiny': 'tiny'}.get(preset, 'quick')
+  return Study(
+    name='cats_vs_dogs',
+    title='Cats and Dogs: softmax and Sinkhorn attention, 24 layers',
+    preset=preset,
+    claims='abcdefiklmn',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs('cats_vs_dogs', config_preset),
+    comparisons=comparisons[preset],
+  )
+
+
+# What none of the papers trained: the papers only switched parts off.
+_VARIANTS = {
+  'noffn': ('without FFN', {'model.ffn': False}),
+  'noskip': ('without skips of attention', {'model.skip': False}),
+  'pure': (
+    'pure attention: without both',
+    {'model.ffn': False, 'model.skip': False},
+  ),
+  'post': ('post-LayerNorm', {'model.norm_position': 'post'}),
+  'deepnorm': (
+    'DeepNorm',
+    {'model.norm_position': 'post', 'model.deepnorm': True},
+  ),
+  'talking': ('talking heads', {'model.talking_heads': True}),
+}
+
+
+def _variants(preset):
+  tag, words, overrides = {
+    'quick': (
+      '4layers',
+      '4 layers, 30 steps',
+      {
+        'total_steps': 30,
+        'optimizer.warmup_steps': 10,
+        'model.num_layers': 4,
+      },
+    ),
+    # The first pair of the study of MNIST, and others like it.
+    'cpu': ('1epoch', 'one epoch', _ONE_EPOCH),
+    'full': ('', '10 epochs', {}),
+    'tiny': ('tiny', '20 steps', {}),
+  }[preset]
+  others = [
+    _pair(f'{tag}_{name}'.strip('_'), title, {**overrides, **changed})
+    for name, (title, changed) in _VARIANTS.items()
+  ]
+  return Study(
+    name='variants',
+    title=f'Variants on MNIST, {words}: what the papers never trained',
+    preset=preset,
+    claims='abln',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs('mnist', _small(preset)),
+    comparisons=(_pair(tag, 'as in the study of MNIST', overrides), *others),
+    exploratory=True,
+  )
+
+
+def _steps(total):
+  """A shorter training; the learning rate falls after the same share of it."""
+  return {
+    'total_steps': total,
+    'optimizer.step_boundaries': (round(total * 5 / 6),),
+  }
+
+
+def _sinkformers_cats_vs_dogs(preset):
+  small = {'data.image_size': 64, **_steps(40)}
+  tiny = {'data.image_size': 32, **_steps(20)}
+  comparisons = {
+    'quick': _main('sinkformers_40steps', '40 steps, 64 pixels', (0,), small),
+    'cpu': _main(
+      'sinkformers_350steps', '20 epochs of 1,120 photos', (0,), _steps(350)
+    ),
+    'full': _main('sinkformers', '300 epochs of 20,000 photos', (0, 1, 2)),
+    'tiny': _main('sinkformers_tiny', '20 steps', (0,), tiny),
+  }
+  return _sinkformers(
+    'cats_vs_dogs', 'Cats and Dogs', preset, comparisons[preset]
+  )
+
+
+def _sinkformers_imdb(preset):
+  short = {
+    'data.max_length': 128,
+    'data.bucket_lengths': (),
+    'batch_size': 8,
+    **_steps(20),
+  }
+  comparisons = {
+    'quick': _main(
+      'sinkformers_20steps', '20 steps of 8, 128 tokens', (0,), short
+    ),
+    'cpu': _main(
+      'sinkformers_1epoch', 'one epoch of 9,000 texts', (0,), _steps(281)
+    ),
+    'full': _main('sinkformers', '15 epochs of 22,500 texts', (0, 1, 2)),
+    'tiny': _main('sinkformers_tiny', '20 steps', (0,), short),
+  }
+  return _sinkformers('imdb', 'IMDb', preset, comparisons[preset])
+
+
+def _sinkformers(name, words, preset, comparison):
+  return Study(
+    name=f'sinkformers_{name}',
+    title=f'{words} as the Sinkformers had it: 6 layers, 8 heads, n_it 1 and 3',
+    preset=preset,
+    claims='abklmn',
+    sizes=_LOOK.get(preset, Sizes()),
+    configs=_configs(name, 'sinkformers'),
+    comparisons=(comparison,),
+    texts=name == 'imdb',
+  )
+
+
+# In the order in which they are done, and stand on the page of all.
+STUDIES: dict[str, Callable[[str], Study]] = {
+  'mnist': _mnist,
+  'random_control': _random_control,
+  'theory': _theory,
+  'ag_news': _ag_news,
+  'cats_vs_dogs': _cats_vs_dogs,
+  'variants': _variants,
+  'sinkformers_cats_vs_dogs': _sinkformers_cats_vs_dogs,
+  'sinkformers_imdb': _sinkformers_imdb,
+}
+GROUPS: dict[str, tuple[str, ...]] = {
+  'sinkformers': ('sinkformers_cats_vs_dogs', 'sinkformers_imdb'),
+  'all': tuple(STUDIES),
+}
+
+
+def of(name: str, preset: str) -> list[Study]:
+  """The studies that the name of one, or of a group, stands for."""
+  return [STUDIES[x](preset) for x in GROUPS.get(name, (name,))]

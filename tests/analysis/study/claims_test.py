@@ -1,0 +1,314 @@
+"""Claims on made-up tables: a known effect is found, and none is invented."""
+
+import math
+
+import pytest
+
+from analysis import statistics
+from analysis.study import claims
+from analysis.study import decay
+from analysis.study import evidence
+from analysis.study import measure
+from analysis.study import others
+from analysis.study import robustness
+from tests.analysis.study import synthetic
+
+HOLDS, FAILS, UNKNOWN = statistics.VERDICTS
+
+
+def verdicts(letter, tables):
+  judged = claims.answer(claims.CLAIMS[letter], tables.evidence()).judged
+  found = {}
+  for x in judged:
+    found.setdefault(x.test.label, []).append(x.verdict)
+  return found
+
+
+@pytest.mark.parametrize('letter', 'abl')
+def test_gap_between_normalizers(letter):
+  for gap, verdict in ((1.0, HOLDS), (-1.0, FAILS), (0.0, UNKNOWN)):
+    found = verdicts(letter, synthetic.Tables(gap=gap))
+    assert {x for y in found.values() for x in y} == {verdict}, gap
+  # The same effect in 2 pairs is no verdict.
+  found = verdicts(letter, synthetic.Tables(num_pairs=2, gap=1.0))
+  assert {x for y in found.values() for x in y} == {UNKNOWN}
+
+
+def test_noise_seldom_gives_a_verdict():
+  """Wrong verdicts under no effect: at most 5 % of claims, by Holm."""
+  wrong = 0
+  for seed in range(60):
+    tables = synthetic.Tables(rng_seed=seed, noise=1.0)
+    tests = decay.causes(
+      evidence.Evidence(
+        [x for s in range(5) for x in tables.of_pair(s)]
+        + [synthetic.row('x', 'sinkhorn', s, 0.0) for s in range(5)],
+        24,
+      )
+    )
+    wrong += any(x.verdict != UNKNOWN for x in statistics.judge(tests))
+  assert wrong <= 8  # 3 are expected; 9 or more have a chance of 0.4 %.
+
+
+def test_where_the_gap_is():
+  tables = synthetic.Tables(gap=1.0, rng_seed=1)
+
+  def rows():
+    for row in tables.rows():
+      if row['normalizer'] == 'sinkhorn':
+        if row['analysis'] == 'layer_outputs' and row['depth'] == 24:
+          row['mean'] -= 0.9
+        if row.get('ablation') == decay.WITH_SKIP:
+          row['mean'] += 2
+      yield row
+
+  tests = decay.shallow_and_skips(evidence.Evidence(list(rows()), 24))
+  found = {
+    (x.test.label, x.test.depth): x.verdict for x in statistics.judge(tests)
+  }
+  label = 'layer outputs: gap at 4 minus gap at 24'
+  assert found[label, None] == HOLDS
+  assert found['path products: gap at 4 minus gap at 24', None] == UNKNOWN
+  label = 'path products: gap with skip minus gap without'
+  assert [found[label, x] for x in synthetic.DEPTHS] == [HOLDS] * 3
+  label = 'layer outputs: gap with skip minus gap without'
+  assert [found[label, x] for x in synthetic.DEPTHS] == [UNKNOWN] * 3
+
+
+def test_skip_against_the_rest():
+  # Switching the skip off takes 5 away, the normalizer changes less or more.
+  (found,) = verdicts('d', synthetic.Tables(gap=1.0)).values()
+  assert found == [HOLDS] * 3
+  (found,) = verdicts('d', synthetic.Tables(gap=8.0)).values()
+  assert found == [FAILS] * 3
+
+
+def test_residuals_below_float64_understate_the_skip():
+  tables = synthetic.Tables(noise=0.0)
+
+  def rows():
+    for row in tables.rows():
+      if 'skip off' in row.get('ablation', ''):
+        row |= {'mean': -30.0, 'below_resolution': 50}
+      yield row
+
+  tests = decay.skips_matter_most(evidence.Evidence(list(rows()), 24))
+  assert [x.sample.mean for x in tests] == [-decay.FLOOR] * 3
+
+
+def test_collapse():
+  found = verdicts('e', synthetic.Tables())
+  assert len(found) == 2
+  assert {x for y in found.values() for x in y} == {HOLDS}
+  tests = others_of('f', synthetic.Tables(noise=0.0))
+  # One layer later, but for the 1 that is added before the logarithm.
+  for test in tests:
+    exact = math.log((1 + 3.0**test.depth) / (1 + 3.0 ** (test.depth - 1)), 3)
+    assert test.sample.mean == pytest.approx(exact)
+
+
+def others_of(letter, tables):
+  return claims.CLAIMS[letter].tests(tables.evidence())
+
+
+def test_random_and_trained():
+  found = verdicts('h', synthetic.Tables())
+  assert found['softmax, random logits of own spread'] == [HOLDS] * 3
+  assert found['Sinkhorn, random logits of unit spread'] == [FAILS] * 3
+
+
+def test_iterations():
+  assert list(verdicts('i', synthetic.Tables(noise=0.005)).values()) == [
+    [HOLDS] * 3
+  ]
+  tables = synthetic.Tables(noise=0.005)
+
+  def rows():
+    for row in tables.rows():
+      if row['stack'] == '50 iterations':
+        row['mean'] -= 0.3
+      yield row
+
+  tests = others.iterations_suffice(evidence.Evidence(list(rows()), 24))
+  assert [x.verdict for x in statistics.judge(tests)] == [FAILS] * 3
+
+
+def test_column_sums():
+  found = verdicts('k', synthetic.Tables())
+  label = 'spread of column sums at step {} over that at the end'
+  assert found[label.format(0)] == [FAILS] * 3
+  assert found[label.format(100)] == [HOLDS] * 3
+
+
+def test_cost():
+  # 10^0.3 = 2 times as long is not "little more".
+  assert list(verdicts('m', synthetic.Tables()).values()) == [[FAILS]]
+  answer = claims.answer(claims.CLAIMS['m'], synthetic.Tables().evidence())
+  assert (
+    'Sinkhorn over softmax 2.' in answer.details[0]
+    or '1.9' in answer.details[0]
+  )
+
+
+def test_causes():
+  found = verdicts('n', synthetic.Tables(gap=1.0))
+  assert found == {
+    'Sinkhorn in place of softmax, the same logits': [HOLDS] * 3,
+    'logits trained under Sinkhorn, the same normalizer': [UNKNOWN] * 3,
+    'both at the attention entropy of softmax': [UNKNOWN] * 3,
+    'both at the attention entropy of Sinkhorn': [UNKNOWN] * 3,
+    'softmax without the column bias of its logits': [UNKNOWN] * 3,
+  }
+  # The two main effects are all there is.
+  tables = synthetic.Tables(gap=1.0).evidence()
+  tests = decay.causes(tables)
+  for i, depth in enumerate(synthetic.DEPTHS):
+    whole = evidence.over_seeds(decay.whole_difference(tables, depth))
+    assert tests[i].sample.mean + tests[i + 3].sample.mean == pytest.approx(
+      whole
+    )
+
+
+def test_control():
+  rows = [
+    synthetic.row(
+      'random_control',
+      normalizer,
+      0,
+      mean * depth,
+      depth,
+      norm='spectral',
+      scaling='absolute',
+      ablation='no identities',
+      scale=scale,
+    )
+    for depth in synthetic.DEPTHS
+    for scale, means in ((1.0, (-0.70, -0.72)), (3.0, (-0.2, -0.3)))
+    for normalizer, mean in zip(('softmax', 'sinkhorn'), means, strict=True)
+  ]
+  tests = others.control(evidence.Evidence(rows, 24))
+  judged = statistics.judge(tests)
+  found = {}
+  for x in judged:
+    found.setdefault(x.test.label, []).append(x.verdict)
+  assert found == {
+    'logit scale 1, no identities': [HOLDS] * 3,
+    'logit scale 3, no identities': [FAILS] * 3,
+  }
+
+
+def test_bounds():
+  def rows(slack):
+    for group in ('softmax', 'sinkhorn, 50 iterations'):
+      yield group, -3.0
+    for group in (
+      'first-order bound, softmax',
+      'first-order bound, sinkhorn',
+      'bound for any logits',
+      'bound of Lapenna et al., factor 1',
+    ):
+      yield group, -3.0 + slack
+
+  for slack, verdict in ((0.5, HOLDS), (-0.1, FAILS)):
+    table = [
+      synthetic.row(
+        'theory',
+        group.split(',')[0],
+        None,
+        mean,
+        quantity='one layer',
+        ablation='no mean token',
+        group=group,
+        logit_norm=norm,
+      )
+      for norm in (0.01, 0.03, 0.1)
+      for group, mean in rows(slack)
+    ]
+    tests = others.bounds_hold(evidence.Evidence(table, 24))
+    assert len(tests) == 6
+    assert {x.verdict for x in statistics.judge(tests)} == {verdict}
+
+
+def test_lipschitz():
+  for gap, verdict in ((1.0, HOLDS), (0.0, UNKNOWN)):
+    found = verdicts('o', synthetic.Tables(gap=gap))
+    assert {x for y in found.values() for x in y} == {verdict}
+
+
+def test_every_claim_says_where_it_is_from():
+  assert ''.join(claims.CLAIMS) == 'abcdefghijklmno'
+  for claim in claims.CLAIMS.values():
+    assert claim.source
+    assert claim.definition
+    assert claim.statement.endswith('.')
+
+
+def test_a_selection_is_not_used():
+  rows = synthetic.Tables(gap=1.0).rows()
+  table = list(rows)
+  for row in table:
+    if row['depth'] == 24 and row['analysis'] == 'path_products':
+      row['below_resolution'] = 2
+  tests = decay.path_products(evidence.Evidence(table, 24))
+  assert [x.sample.count for x in tests] == [5, 5, 0]
+  assert [x.verdict for x in statistics.judge(tests)] == [HOLDS, HOLDS, UNKNOWN]
+
+
+def test_depths():
+  assert evidence.depths(24) == (4, 12, 24)
+  assert evidence.depths(6) == (4, 6)
+  assert evidence.depths(2) == (1, 2)
+  assert evidence.depths(4) == (1, 4)
+
+
+def test_runs_without_a_partner_are_left_out():
+  tables = synthetic.Tables(num_pairs=3, gap=1.0)
+  # The softmax run has been read with Sinkhorn too, which is no pair.
+  assert ('lipschitz', 'sinkhorn') in {
+    (x['analysis'], x['normalizer']) for x in tables.of_run('softmax', 2)
+  }
+  rows = [
+    x
+    for x in tables.rows()
+    if (x.get('trained', x['normalizer']), x['seed']) != ('sinkhorn', 2)
+  ]
+  assert evidence.Evidence(rows, 24).seeds == [0, 1]
+
+
+def test_robustness():
+  # Closed rows: a difference against the claim. Rows that are not closed end
+  # on a floor, far above.
+  tables = synthetic.Tables(gap=-1.0)
+  found = robustness.variations(tables.evidence())
+  changed = {(x.claim, x.choice) for x in found if x.changes and x.claim == 'a'}
+  assert changed == {
+    ('a', f'Sinkhorn: {n} iterations, ending on columns') for n in (5, 20, 50)
+  }
+  text = ' '.join(robustness.summary(found))
+  assert 'Claim a: 3 of' in text
+  assert 'stops on a column update would have seen the claimed' in text
+  fixed = [x for x in found if x.choice == decay.FIXED.title]
+  assert not any(x.changes for x in fixed)
+  assert {x.claim for x in found} == {'a', 'b', 'c'}
+  # Nothing of the kind is said where closed rows show the claimed direction.
+  found = robustness.variations(synthetic.Tables(gap=3.0).evidence())
+  assert 'would have seen the claimed' not in ' '.join(
+    robustness.summary(found)
+  )
+
+
+def test_steps_are_kept_apart():
+  tables = synthetic.Tables(gap=1.0)
+
+  def rows():
+    for row in tables.rows():
+      if row['at'] != measure.LAST and row['normalizer'] == 'sinkhorn':
+        row['mean'] -= 2
+      yield row
+
+  found = evidence.Evidence(list(rows()), 24)
+  initial = decay.path_products(found, decay.Choice(at=0))
+  assert [x.verdict for x in statistics.judge(initial)] == [FAILS] * 3
+  assert [x.verdict for x in statistics.judge(decay.path_products(found))] == [
+    HOLDS
+  ] * 3

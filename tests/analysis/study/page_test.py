@@ -1,0 +1,200 @@
+"""Contents, files and page of a study, from made-up tables."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from analysis.study import content as content_lib
+from analysis.study import measure
+from analysis.study import page
+from analysis.study import studies
+from sinkformer_jax import errors
+from tests.analysis.study import made_up_runs
+from tests.analysis.study import synthetic
+
+
+def study_of(num_pairs, tmp_path, gap=-1.0):
+  """Content of a made-up study with this many pairs."""
+  (study,) = studies.of('mnist', 'full')
+  runs = study.runs(tmp_path / 'runs')[: 2 * num_pairs]
+  for run in runs:
+    made_up_runs.make(run)
+  rows = synthetic.Tables(num_pairs=num_pairs, gap=gap).rows()
+  rows = [
+    x | {'tag': '', 'setting': ''} for x in rows if x['analysis'] != 'training'
+  ]
+  measured = measure.Measured(rows, ['a note'], 'revision 1')
+  return content_lib.of_runs(study, runs, [measured])
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+  """Content and folder of a study with 5 pairs."""
+  folder = tmp_path_factory.mktemp('study')
+  content = study_of(5, folder)
+  output = folder / 'mnist'
+  return content_lib.write(content, output), output
+
+
+def test_files(written):
+  found, folder = written
+  names = {x.name for x in folder.iterdir()}
+  for name in ('tests', 'curves', 'differences', 'depths', 'robustness'):
+    assert {f'{name}.csv', f'{name}.json'} <= names
+  for figure in found['figures']:
+    assert {f'{figure["name"]}.png', f'{figure["name"]}.svg'} <= names
+  assert [x['name'] for x in found['figures']] == [
+    'paths',
+    'outputs',
+    'training',
+    'causes',
+    'robustness',
+  ]
+  assert sum(x.stat().st_size for x in folder.iterdir()) < 2e6
+  with (folder / 'tests.csv').open() as file:
+    tests = list(csv.DictReader(file))
+  assert {x['claim'] for x in tests} == set('abcdefhiklmno')
+  (one,) = (x for x in tests if x['claim'] == 'a' and x['depth'] == '12')
+  assert float(one['mean']) == pytest.approx(-1, abs=0.1)
+  assert one['verdict'] == 'does not hold'
+  assert content_lib.read(folder)['claims'] == json.loads(
+    json.dumps(found['claims'])
+  )
+
+
+def test_page(written):
+  found, folder = written
+  page.write([found], [folder], folder)
+  text = (folder / page.PAGE).read_text()
+  assert not re.search(r'(src|href)="(?!data:)', text)
+  assert text.count('data:image/png;base64,') == 5
+  assert re.search(
+    'With Sinkhorn, products of trained attention matrices decay faster at'
+    r' depth 4 \(-(0\.9|1\.0)',
+    text,
+  )
+  assert '--study=mnist --preset=full --claims=a' in text
+  assert 'a note' in text
+  assert 'made from a sample' in text
+  for claim in found['claims']:
+    assert claim['statement'] in text
+  table = (folder / page.CLAIMS).read_text().splitlines()
+  assert table[0] == '| claim | tested | measured | n | verdict |'
+  assert len(table) == 2 + sum(len(x['lines']) for x in found['claims'])
+  assert table[2].startswith('| a. Products of trained')
+  assert table[2].endswith('log10 | 5 | does not hold |')
+
+
+def test_two_pairs_give_no_verdict(tmp_path):
+  found = content_lib.as_json(study_of(2, tmp_path))
+  assert {x['verdict'] for x in found['claims']} == {'cannot be told'}
+  assert any('fewer than 3' in x for x in found['notes'])
+  assert any(
+    '3 of 5 planned pairs are not finished' in x and '(seed 2, 3, 4)' in x
+    for x in found['notes']
+  )
+  about, paths, *_ = page.answer(found)
+  assert '2 pairs of runs' in about
+  assert 'cannot be told apart from those of softmax at depth 4 (-' in paths
+
+
+def test_several_studies_on_one_page(written, tmp_path):
+  found, folder = written
+  other = found | {'study': 'other'}
+  page.write([found, other], [folder, folder], tmp_path)
+  text = (tmp_path / page.PAGE).read_text()
+  assert text.count('data:image/png;base64,') == 10
+  table = (tmp_path / page.CLAIMS).read_text().splitlines()[2:]
+  assert [x.split(' | ')[1] for x in table[:2]] == ['mnist', 'other']
+
+
+def test_table_of_claims_by_study(written, tmp_path):
+  found, folder = written
+  other = found | {'study': 'other', 'claims': found['claims'][1:2]}
+  assert page.by_study([found, other])[:2] == [
+    {
+      'claim': 'a. Products of trained attention matrices decay more slowly'
+      ' with Sinkhorn.',
+      'mnist': 'does not hold',
+      'other': '',
+    },
+    {
+      'claim': 'b. So do the outputs of the layers.',
+      'mnist': 'does not hold',
+      'other': 'does not hold',
+    },
+  ]
+  page.write([found, other], [folder, folder], tmp_path)
+  assert '<th>other</th>' in (tmp_path / page.PAGE).read_text()
+
+
+def test_exploratory_comparisons_have_no_verdict(tmp_path):
+  (study,) = studies.of('variants', 'cpu')
+  runs = study.runs(tmp_path)
+  rows = []
+  for run in runs:
+    made_up_runs.make(run)
+  for comparison in study.comparisons[:3]:
+    tag = {'tag': comparison.tag, 'setting': comparison.tag}
+    rows += [
+      x | tag
+      for x in synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0).rows()
+      if x['analysis'] != 'training'
+    ]
+  measured = measure.Measured(rows, [], 'revision 1')
+  content = content_lib.of_runs(study, runs, [measured])
+  found = content_lib.write(content, tmp_path / 'variants')
+  assert not found['claims']
+  assert [x['name'] for x in found['figures']] == ['comparisons']
+  table = found['tables']['Trainings side by side']
+  assert table[1]['training'] == 'without FFN'
+  assert table[1]['path products'].startswith('+1.00 at 4')
+  page.write([found], [tmp_path / 'variants'], tmp_path / 'variants')
+  text = (tmp_path / 'variants' / page.PAGE).read_text()
+  assert 'Exploratory: no claim is tested' in text
+  assert 'Claims' not in text
+
+
+def test_another_preset_is_refused(written):
+  _, folder = written
+  content_lib.check_preset(folder, 'full')
+  content_lib.check_preset(folder.parent / 'new', 'cpu')
+  with pytest.raises(errors.UserError, match='results of --preset=full'):
+    content_lib.check_preset(folder, 'cpu')
+
+
+def test_learning_rates_are_chosen_on_validation_data(tmp_path):
+  (study,) = studies.of('mnist', 'cpu')
+  runs = [x for x in study.runs(tmp_path) if x.seed == 0]
+  rows = []
+  for run in runs:
+    made_up_runs.make(run)
+    path = run.workdir / 'result.json'
+    result = json.loads(path.read_text())
+    best = {'softmax': '1epoch', 'sinkhorn': '1epoch_lr2e-3'}
+    chosen = run.comparison.tag == best[run.normalizer]
+    result['validation']['accuracy'] = 0.99 if chosen else 0.98
+    # Test accuracy says otherwise, and chooses nothing.
+    result['test']['accuracy'] = 0.5 if chosen else 0.9
+    path.write_text(json.dumps(result))
+  for tag in study.grid:
+    gap = 2.0 if tag == '1epoch_lr2e-3' else 0.0
+    tables = synthetic.Tables(num_pairs=1, gap=gap, noise=0.0)
+    rows += [
+      x | {'tag': tag, 'setting': tag}
+      for x in tables.rows()
+      if x['analysis'] != 'training'
+    ]
+  measured = measure.Measured(rows, [], 'revision 1')
+  found = content_lib.of_runs(study, runs, [measured])
+  softmax, sinkhorn, paths, _, accuracy = found.tables[
+    'Learning rate tuned for each normalizer'
+  ]
+  assert '99.00 %: one epoch at learning rate 1e-3 (chosen)' in softmax['value']
+  assert (
+    '99.00 %: one epoch at learning rate 2e-3 (chosen)' in sinkhorn['value']
+  )
+  assert paths['value'].startswith('+2.00 at 4')
+  assert accuracy['value'] == 'softmax 50.00 %\nSinkhorn 50.00 %'

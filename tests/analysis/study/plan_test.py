@@ -1,0 +1,160 @@
+"""Which runs a study has, and which directories it takes for them."""
+
+import json
+
+import pytest
+
+from analysis.study import measure
+from analysis.study import plan
+from analysis.study import studies
+from sinkformer_jax import configuration
+from sinkformer_jax import errors
+from tests.analysis.study import made_up_runs
+
+
+def study(name='mnist', preset='cpu'):
+  (found,) = studies.of(name, preset)
+  return found
+
+
+def test_runs_of_a_night(tmp_path):
+  runs = study().runs(tmp_path)
+  assert len({x.name for x in runs}) == len(runs) == 22
+  primary = [x for x in runs if x.comparison.tag == '1epoch']
+  assert [x.name for x in primary[:3]] == [
+    'mnist_softmax_1epoch/seed0',
+    'mnist_sinkhorn_1epoch/seed0',
+    'mnist_softmax_1epoch/seed1',
+  ]
+  assert len(measure.pairs(primary)) == 5
+  by_name = {x.name: x for x in runs}
+  slow = by_name['mnist_sinkhorn_1epoch_lr5e-4/seed2']
+  assert slow.config().optimizer.learning_rate == 5e-4
+  assert (slow.config().total_steps, slow.config().seed) == (859, 2)
+  assert '--config.optimizer.learning_rate=0.0005' in slow.command()
+  assert by_name['mnist_softmax_3epochs/seed0'].config().total_steps == 2577
+  assert study().grid == (
+    '1epoch',
+    '1epoch_lr5e-4',
+    '1epoch_lr2e-3',
+    '1epoch_lr2.5e-4',
+  )
+
+
+def test_presets():
+  assert {x.name for x in studies.of('all', 'quick')} == set(studies.STUDIES)
+  for preset in studies.PRESETS:
+    for found in studies.of('all', preset):
+      assert found.preset == preset
+      assert bool(found.comparisons) != bool(found.alone)
+  # What `make quickstart` has trained is used.
+  (softmax, _) = study(preset='quick').runs(made_up_runs.NOWHERE)
+  assert softmax.name == 'mnist_softmax_quick/seed0'
+  assert '--config=configs/mnist_softmax.py:quick' in softmax.command()
+
+
+def test_every_planned_run_could_be_trained():
+  for preset in studies.PRESETS:
+    planned = {}
+    for found in studies.of('all', preset):
+      for run in found.runs(made_up_runs.NOWHERE):
+        config = run.config()
+        configuration.check(config)
+        # A directory that two studies have is of the same run.
+        text = config.to_json()
+        assert planned.setdefault(run.name, text) == text
+      for pair in measure.pairs(found.runs(made_up_runs.NOWHERE)):
+        first, second = (x.config() for x in pair)
+        different = configuration.differences(first.to_dict(), second.to_dict())
+        assert set(different) <= {'model.normalizer', 'model.num_iters'}
+
+
+def test_runs_that_are_there(tmp_path):
+  runs = study(preset='tiny').runs(tmp_path)
+  assert not any(x.is_finished() for x in runs)
+  assert runs[0].kept_steps() == [0, 20]
+  made_up_runs.make(runs[0])
+  made_up_runs.make(runs[1], finished=False, step=10)
+  assert runs[0].is_finished()
+  assert (runs[1].is_finished(), runs[1].steps_done()) == (False, 10)
+  plan.check(runs)
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda x: x.update(total_steps=30), 'config.total_steps is 30, not 20'),
+    (lambda x: x['model'].update(width=32), 'config.model.width is 32, not 16'),
+    (lambda x: x.update(seed=4), 'config.seed is 4, not 0'),
+  ],
+)
+def test_another_config_is_refused(tmp_path, change, words):
+  runs = study(preset='tiny').runs(tmp_path)
+  made_up_runs.make(runs[0], change)
+  with pytest.raises(errors.RunError) as error:
+    plan.check(runs)
+  assert words in str(error.value)
+  assert str(runs[0].workdir) in str(error.value)
+
+
+def test_what_changes_no_training_is_let_pass(tmp_path):
+  def change(fields):
+    fields['data'].update(dir='elsewhere', source='auto')
+    fields.update(log_every_steps=1)
+    # A field that older code did not have.
+    del fields['model']['deepnorm']
+    # It means nothing to softmax.
+    fields['model']['num_iters'] = 99
+
+  runs = study(preset='tiny').runs(tmp_path)
+  made_up_runs.make(runs[0], change)
+  plan.check(runs)
+  made_up_runs.make(runs[1], change)
+  with pytest.raises(errors.RunError, match='num_iters is 99, not 5'):
+    plan.check(runs)
+
+
+def test_other_data_is_refused(tmp_path):
+  runs = study(preset='tiny').runs(tmp_path)
+  made_up_runs.make(runs[0])
+  made_up_runs.make(runs[1])
+  path = runs[1].workdir / 'provenance.json'
+  content = json.loads(path.read_text())
+  content['data'].update(fingerprint='other', origin='elsewhere')
+  path.write_text(json.dumps(content))
+  with pytest.raises(errors.RunError, match='was trained on elsewhere, and'):
+    plan.check(runs)
+
+
+def test_jobs(tmp_path):
+  found = study(preset='tiny')
+  runs = found.runs(tmp_path)
+  for run in runs[:3]:
+    made_up_runs.make(run)
+  finished = [x for x in runs if x.is_finished()]
+  everything = {'path_products', 'iterations', 'mechanism', 'attention'}
+  jobs = measure.jobs(found, finished, everything)
+  # One pair, and one Sinkhorn run.
+  assert [x.analysis for x in jobs].count('mechanism') == 1
+  assert [x.analysis for x in jobs].count('iterations') == 1
+  steps = [x.step for x in jobs if x.analysis == 'attention']
+  assert steps == [0, 20] * 3
+  assert all(x.seconds > 0 for x in jobs)
+  assert not measure.jobs(found, finished, ())
+
+
+def test_a_name_for_what_is_measured(tmp_path):
+  found = study(preset='tiny')
+  runs = found.runs(tmp_path)
+  for run in runs[:2]:
+    made_up_runs.make(run)
+  first, second = measure.jobs(found, runs[:2], {'theory'})
+  store = measure.Store(tmp_path / 'measured')
+  names = {store.path(first), store.path(second)}
+  # A run that was trained anew is another one.
+  made_up_runs.make(runs[0], started='later')
+  names.add(store.path(first))
+  (more,) = measure.jobs(found, runs[:1], {'theory'})
+  names.add(store.path(more))
+  assert len(names) == 3
+  assert not store.has(first)

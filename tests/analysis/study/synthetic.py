@@ -1,0 +1,212 @@
+"""Summary tables of made-up pairs, with effects that are known."""
+
+import numpy as np
+
+from analysis import iterations
+from analysis import layer_outputs
+from analysis import matched_control
+from analysis import mechanism
+from analysis import theory
+from analysis.study import evidence
+from analysis.study import measure
+from sinkformer_jax import rank
+
+DEPTHS = (4, 12, 24)
+
+
+def row(analysis, normalizer, seed, mean, depth=None, **more):
+  return {
+    'run': f'{normalizer}/seed{seed}',
+    'analysis': analysis,
+    'tag': 't',
+    'setting': 't',
+    'data': 'made up',
+    'notice': '',
+    'dtype': 'float64',
+    'normalizer': normalizer,
+    'group': normalizer,
+    'seed': seed,
+    'step': 859 if more.get('at', measure.LAST) == measure.LAST else 0,
+    'at': measure.LAST,
+    'stack': '',
+    'depth': depth,
+    'mean': float(mean),
+    'std': 0.1,
+    'largest': float(mean),
+    'count': 100,
+    'below_resolution': 0,
+    'invalid': 0,
+    **more,
+  }
+
+
+class Tables:
+  """Rows of pairs.
+
+  Args:
+    num_pairs: with seeds from 0.
+    gap: what Sinkhorn is above softmax, in every decay.
+    noise: standard deviation over pairs.
+  """
+
+  def __init__(self, num_pairs=5, gap=0.0, noise=0.05, rng_seed=0):
+    self.rng = np.random.default_rng(rng_seed)
+    self.num_pairs, self.gap, self.noise = num_pairs, gap, noise
+
+  def evidence(self, num_layers=24):
+    return evidence.Evidence(list(self.rows()), num_layers)
+
+  def rows(self):
+    for seed in range(self.num_pairs):
+      for normalizer in ('softmax', 'sinkhorn'):
+        yield from self.of_run(normalizer, seed)
+      yield from self.of_pair(seed)
+
+  def draw(self, mean):
+    return mean + self.noise * self.rng.standard_normal()
+
+  def own(self, normalizer):
+    return self.gap if normalizer == 'sinkhorn' else 0.0
+
+  def of_run(self, normalizer, seed):
+    gap = self.own(normalizer)
+
+    def make(analysis, mean, **more):
+      name = more.pop('normalizer', normalizer)
+      return row(analysis, name, seed, self.draw(mean), **more)
+
+    for depth in DEPTHS:
+      for norm in rank.NORMS:
+        for scaling in rank.SCALINGS:
+          common = {'norm': norm, 'scaling': scaling, 'depth': depth}
+          for ablation in ('heads only', 'skip a choice'):
+            for layers in ('first', 'drawn'):
+              for at in (measure.LAST, 0):
+                yield make(
+                  'path_products',
+                  gap - 0.4 * depth,
+                  quantity=f'path, {layers} layers',
+                  ablation=ablation,
+                  at=at,
+                  **common,
+                )
+          for ablation in layer_outputs.ABLATIONS.values():
+            for quantity in layer_outputs.QUANTITIES:
+              for at in (measure.LAST, 0):
+                yield make(
+                  'layer_outputs',
+                  gap - (5 if 'skip off' in ablation else 0),
+                  quantity=quantity,
+                  ablation=ablation,
+                  at=at,
+                  **common,
+                )
+          if normalizer == 'sinkhorn' and norm == 'spectral':
+            for stack in iterations.PATHS:
+              for ablation in ('heads only', 'skip a choice'):
+                yield make(
+                  'iterations',
+                  # Rows that are not closed have a floor.
+                  gap - (0.4 * depth if stack[1] else 1),
+                  quantity='path, first layers',
+                  ablation=ablation,
+                  stack=iterations.name(*stack),
+                  **common,
+                )
+          for words, mean in ((matched_control.OWN, 1), ('unit spread', -1)):
+            yield make(
+              'matched_control',
+              mean - 0.4 * depth,
+              quantity=f'random path, {words}',
+              ablation='no identities',
+              **common,
+            )
+      for ffn, ablation in theory.LAW_ABLATIONS.items():
+        for scaling in ('absolute', 'relative'):
+          yield make(
+            'theory',
+            -(3.0 ** (depth - ffn)),
+            quantity='law of depth',
+            ablation=ablation,
+            norm='spectral',
+            scaling=scaling,
+            depth=depth,
+            exponent=self.draw(3),
+          )
+      for at, spread in ((0, 0.1), (100, 3.0), (measure.LAST, 1.0)):
+        yield row(
+          'attention',
+          normalizer,
+          seed,
+          10 ** self.draw(np.log10(spread)),
+          quantity='spread of column sums',
+          ablation='skip on, FFN on',
+          at=at,
+          depth=depth,
+        )
+      for quantity in ('attention', 'attention after LayerNorm'):
+        for name in ('softmax', 'sinkhorn'):
+          for ablation in (
+            'own normalizer',
+            f'weights of the {normalizer} run',
+          ):
+            if name == normalizer or ablation != 'own normalizer':
+              yield make(
+                'lipschitz',
+                # The normalizer does all of it, whatever the weights.
+                -self.own(name),
+                normalizer=name,
+                trained=normalizer,
+                quantity=quantity,
+                ablation=ablation,
+                norm='spectral',
+                scaling='absolute',
+                depth=depth,
+              )
+    for quantity, value in (
+      ('test accuracy', 0.97 + gap / 100),
+      ('validation accuracy', 0.97),
+      ('test loss', 0.1),
+    ):
+      yield row(
+        'training',
+        normalizer,
+        seed,
+        value + 1e-4 * self.rng.standard_normal(),
+        quantity=quantity,
+      )
+    yield row(
+      'training',
+      normalizer,
+      seed,
+      10 ** self.draw(0.3 * (normalizer == 'sinkhorn')),
+      quantity='seconds a step',
+    )
+
+  def of_pair(self, seed):
+    soft, sink = mechanism.SOFTMAX, mechanism.SINKHORN
+    # The normalizer does all of it, but at matched entropy nothing is left.
+    means = {
+      f'{soft}softmax': 0,
+      f'{sink}softmax': 0,
+      f'{soft}sinkhorn': self.gap,
+      f'{sink}sinkhorn': self.gap,
+      f'{soft}softmax, bias removed': 0,
+      f"{sink}sinkhorn, softmax's entropy": 0,
+      f"{soft}softmax, sinkhorn's entropy": self.gap,
+    }
+    for depth in DEPTHS:
+      for stack, mean in means.items():
+        yield row(
+          'mechanism',
+          'softmax',
+          seed,
+          self.draw(mean),
+          depth,
+          quantity='path, first layers',
+          ablation='heads only',
+          norm='spectral',
+          scaling='absolute',
+          stack=stack,
+          group=stack,
+        )
