@@ -26,6 +26,13 @@ def test_there_are_examples():
   assert len(EXAMPLES) == README.count('```python')
 
 
-@pytest.mark.parametrize('heading', EXAMPLES)
+@pytest.mark.parametrize(
+  'heading',
+  [
+    # It trains twice.
+    pytest.param(x, marks=pytest.mark.slow) if x == 'Your own measure' else x
+    for x in EXAMPLES
+  ],
+)
 def test_example(heading, tmp_path):
   launch_test.run_code(EXAMPLES[heading], cwd=tmp_path)

@@ -146,6 +146,7 @@ def run():
   return training.Run(workdir, config, info, None, params, step=7)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('nothing_else')
 def test_step_rows(run):
   options = dataclasses.replace(OPTIONS, run=run)
