@@ -8,6 +8,7 @@ import time
 from unittest import mock
 
 import jax
+import numpy as np
 
 from analysis import cost_setup
 from analysis import timing
@@ -87,15 +88,16 @@ def _training(config, dataset, batch):
   tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
   schedule = optimizer.create_schedule(config.optimizer, config.total_steps)
   mesh = sharding.create_mesh()
+  seed = np.uint32(config.seed)
   state = jax.jit(
-    lambda: steps.create_state(model, tx, dataset.info, config.seed)
+    lambda: steps.create_state(model, tx, dataset.info, seed)
   )()
-  train_step = steps.make_train_step(model, tx, schedule, config.seed, mesh)
+  train_step = steps.make_train_step(model, tx, schedule, mesh)
   batch = jax.device_put(batch, sharding.split_batch(mesh))
 
   def call():
     nonlocal state
-    state, metrics = train_step(state, batch)
+    state, metrics = train_step(state, batch, seed)
     return metrics['loss']
 
   return call
