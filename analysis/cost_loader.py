@@ -89,9 +89,7 @@ def _training(config, dataset, batch):
   schedule = optimizer.create_schedule(config.optimizer, config.total_steps)
   mesh = sharding.create_mesh()
   seed = np.uint32(config.seed)
-  state = jax.jit(
-    lambda: steps.create_state(model, tx, dataset.info, seed)
-  )()
+  state = jax.jit(lambda: steps.create_state(model, tx, dataset.info, seed))()
   train_step = steps.make_train_step(model, tx, schedule, mesh)
   batch = jax.device_put(batch, sharding.split_batch(mesh))
 
