@@ -8,8 +8,9 @@ from epoch 12 of 15 on, batches of 32, n_it = 3 (num_iters = 1; softmax is n_it
 Fioresi, Gharesifard 2026, who have no IMDb) on longer texts.
 
 Expected: the paper has the Sinkformer above the Transformer; its values are not
-stated in what is known of it. Reached here: not measured. Run time: not
-measured.
+stated in what is known of it. Reached here by `:quick` on 9,000 of the training
+texts: softmax 70.8 % and Sinkhorn 76.1 % of 5,000 test texts, in 18 and 31
+minutes of training on one busy CPU core.
 
 Other presets: `:quick` (the same architecture, 256 tokens, 300 steps of 16),
 `:tiny` (2 layers of width 16, for tests). All read aclImdb_v1.tar.gz, its
