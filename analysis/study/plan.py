@@ -186,15 +186,15 @@ class PlannedRun:
   def check(self) -> None:
     """Refuses a directory with a run of another config.
 
-    Fields that a run does not know, made by older code, are let pass.
+    Fields that a run does not know, made by older code, and that have no value
+    in `configuration.ADDED`, are let pass.
 
     Raises:
       errors.RunError: names the run, the fields and their values.
     """
-    path = self.workdir / 'config.json'
-    if not path.exists():
+    if not (self.workdir / 'config.json').exists():
       return
-    found = workdir_lib.read_json(path)
+    found, _ = workdir_lib.read_config(self.workdir)
     known = configuration.flatten(found)
     differences = {
       field: values
