@@ -266,15 +266,30 @@ def _scale_queries(params, factor):
 def model_flops(setting: Setting) -> int:
   """Floating-point operations of the matrix products of a training step.
 
-  The forward pass multiplies ``2 n (4 d^2 + 2 d f) + 4 n^2 d`` times a layer
-  and example, n tokens of width d and an FFN of f (queries, keys, values,
-  output; expansion, contraction; logits, weights times values), and embeds
-  patches and reads classes. The backward pass takes two products for each, so
-  a step is three forward passes. The updates of Sinkhorn are not counted: the
-  number says what has to be computed, not what a normalizer adds to it.
+  The forward pass is that of the layers, see `layer_flops`, and embeds patches
+  and reads classes. The backward pass takes two products for each, so a step is
+  three forward passes. The updates of Sinkhorn are not counted: the number says
+  what has to be computed, not what a normalizer adds to it.
   """
-  model, n = setting.model, setting.tokens
-  d, f = model.width, model.ffn_dim
-  layer = 2 * n * (4 * d**2 + 2 * d * f) + 4 * n**2 * d
-  ends = 2 * setting.patches * model.patch_size**2 * d + 2 * d * NUM_CLASSES
-  return 3 * setting.batch * (model.num_layers * layer + ends)
+  model = setting.model
+  layers = model.num_layers * layer_flops(model, setting.tokens)
+  embedding = 2 * setting.patches * model.patch_size**2 * model.width
+  return (
+    3 * setting.batch * (layers + embedding + 2 * model.width * NUM_CLASSES)
+  )
+
+
+def layer_flops(model: ml_collections.ConfigDict, tokens: int) -> int:
+  """Those of a layer's forward pass on one example.
+
+  ``2 n (4 d^2 + 2 d f) + 4 n^2 d`` for n tokens of width d and an FFN of f
+  (queries, keys, values, output; expansion, contraction; logits, weights times
+  values).
+
+  Args:
+    model: the section `config.model`.
+    tokens: length of the sequence, the class token included.
+  """
+  n, d = tokens, model.width
+  ffn = 2 * d * model.ffn_dim * model.ffn
+  return 2 * n * (4 * d**2 + ffn) + 4 * n**2 * d

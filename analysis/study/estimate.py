@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+import dataclasses
 import math
 import os
 import pathlib
@@ -10,8 +11,12 @@ import sys
 import tempfile
 import time
 
+import numpy as np
+
+from analysis import cost_model
 from analysis import machine
 from analysis.study import plan
+from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax.training import metrics
 
@@ -21,8 +26,7 @@ _PATIENCE = 300
 # Sinkhorn leaves its iterations later as the logits grow: over a whole training
 # on MNIST its steps took this much longer than the first ones.
 _GROWTH = {plan.SOFTMAX: 1.0, plan.SINKHORN: 1.3}
-# Validations, the test, start and compilation.
-_BESIDE_STEPS = 1.15
+# Start and compilation.
 _START = 20
 # Large pages make a step faster where glibc allocates.
 ENVIRONMENT = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
@@ -33,35 +37,107 @@ def environment() -> dict[str, str]:
   return {**ENVIRONMENT, **os.environ}
 
 
-def step_seconds(
-  runs: Iterable[plan.PlannedRun], extra: Sequence[str] = ()
-) -> dict[str, float]:
-  """Seconds of a training step, by kind of run.
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Floating-point operations of the matrix products of a training.
+
+  Attributes:
+    step: those of a training step, on average.
+    evaluations: those of all evaluations.
+  """
+
+  step: float
+  evaluations: float
+
+
+class Estimator:
+  """Says how long trainings will take.
+
+  A few steps of the first run of each normalizer are timed; the others are
+  taken to have as many operations a second.
 
   Args:
-    runs: those that are to be trained; the first of each kind is timed.
-    extra: further arguments of `launch.train`.
+    data_dir: of the data sets; '' for what the configs say.
   """
-  first = {}
-  for run in runs:
-    first.setdefault(kind(run), run)
-  return {
-    name: _time(run, extra) * _GROWTH[run.normalizer]
-    for name, run in first.items()
-  }
+
+  def __init__(self, data_dir: str = ''):
+    self._data_dir = data_dir
+    self._datasets = {}
+    self._rates = {}
+
+  def seconds(self, runs: Iterable[plan.PlannedRun]) -> dict[str, float]:
+    """What is left of each training, by name of the run.
+
+    Args:
+      runs: of one study, none of them finished.
+
+    Raises:
+      errors.DataError: if their data is not there.
+      errors.RunError: if a run ends with an error within its first steps.
+    """
+    return {run.name: self._seconds(run) for run in runs}
+
+  def _seconds(self, run):
+    config = run.config()
+    config.data.dir = self._data_dir or config.data.dir
+    work = training_work(config, self._dataset(config.data))
+    if run.normalizer not in self._rates:
+      print(f'Timing a few steps of {run.name} ...', flush=True)
+      flags = [f'--config.data.dir={config.data.dir}']
+      self._rates[run.normalizer] = work.step / time_step(run, flags)
+    left = config.total_steps - run.steps_done()
+    operations = left * work.step * _GROWTH[run.normalizer] + work.evaluations
+    return _START + operations / self._rates[run.normalizer]
+
+  def _dataset(self, config):
+    key = str(config)
+    if key not in self._datasets:
+      self._datasets[key] = data.load(config)
+    return self._datasets[key]
 
 
-def kind(run: plan.PlannedRun) -> str:
-  """Runs of one kind take about as long a step."""
-  fields = {
-    k: v
-    for k, v in run.comparison.overrides.items()
-    if k.startswith(('data.', 'batch_size', 'model.num_layers'))
-  }
-  return f'{run.config_file} {fields}'
+def training_work(config, dataset: data.Dataset) -> Work:
+  """The operations of a training.
+
+  Args:
+    config: a whole config.
+    dataset: its data.
+  """
+  splits, model = dataset.info.splits, config.model
+  example = 3 * model.num_layers * _layer_flops(model, dataset)
+  rounds = math.ceil(config.total_steps / config.eval_every_steps)
+  evaluated = rounds * splits['validation'] + splits['test']
+  # A backward pass is two forward passes.
+  return Work(config.batch_size * example, evaluated * example / 3)
 
 
-def _time(run, extra):
+def _layer_flops(model, dataset):
+  """Of a layer's forward pass, the mean over training examples."""
+  class_token = model.pooling == 'cls'
+  if dataset.info.vocab_size is None:
+    height, width, _ = dataset.info.input_shape
+    tokens = height * width // model.patch_size**2 + class_token
+    return cost_model.layer_flops(model, tokens)
+  # Padded to the length of its bucket.
+  buckets = np.asarray(dataset.bucket_lengths)
+  places = np.searchsorted(buckets, dataset.splits['train']['length'])
+  of_bucket = [cost_model.layer_flops(model, x + class_token) for x in buckets]
+  return np.asarray(of_bucket)[places].mean()
+
+
+def time_step(run: plan.PlannedRun, extra: Sequence[str] = ()) -> float:
+  """Seconds of a training step, from the first ones of a training.
+
+  Args:
+    run: what is trained, in a directory of its own that is not kept.
+    extra: further arguments of `launch.train`.
+
+  Returns:
+    Seconds; NaN if it takes minutes.
+
+  Raises:
+    errors.RunError: if the training ends with an error.
+  """
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / 'run'
     command = [
@@ -105,14 +181,6 @@ def _seconds(process, workdir):
       break
     time.sleep(0.2)
   return math.nan
-
-
-def training_seconds(
-  run: plan.PlannedRun, step_seconds: dict[str, float]
-) -> float:
-  """What is left of a run's training."""
-  steps = run.config().total_steps - run.steps_done()
-  return _START + _BESIDE_STEPS * steps * step_seconds[kind(run)]
 
 
 class Countdown:

@@ -118,27 +118,20 @@ class Reproduction:
     return [f'--config.data.dir={self.data_dir}'] if self.data_dir else []
 
   def _time_trainings(self):
-    """How long each training will take, from a few steps.
+    """How long each training will take, by name of the run.
 
     Of several studies those that cannot be trained, as their data is not there,
     are left out.
     """
-    of_a_step, seconds = {}, {}
+    estimator, seconds = estimate.Estimator(self.data_dir), {}
     for study in self.studies:
-      runs = study.runs(self.runs_dir)
-      runs = [x for x in runs if not x.is_finished()]
-      new = [x for x in runs if estimate.kind(x) not in of_a_step]
-      if new:
-        print(f'{study.name}: timing a few training steps ...', flush=True)
+      runs = [x for x in study.runs(self.runs_dir) if not x.is_finished()]
       try:
-        of_a_step |= estimate.step_seconds(new, self._train_flags())
-      except errors.RunError as error:
+        seconds |= estimator.seconds(runs)
+      except (errors.DataError, errors.RunError) as error:
         if len(self.studies) == 1:
           raise
         print(f'{study.name}: not trained. {error}')
-        continue
-      for run in runs:
-        seconds[run.name] = estimate.training_seconds(run, of_a_step)
     return seconds
 
   def _announce(self, unfinished, seconds):

@@ -1,10 +1,12 @@
 """What the study's command refuses, says and analyses, in this process."""
 
+import numpy as np
 import pytest
 
 from analysis.study import estimate
 from analysis.study import reproduction
 from analysis.study import studies
+from sinkformer_jax import data
 from sinkformer_jax import errors
 from tests.analysis.study import made_up_runs
 
@@ -57,32 +59,74 @@ def test_nothing_to_analyse(tmp_path):
     reproduce(tmp_path, analyse_only=True).run()
 
 
-def test_a_study_without_data_is_left_out_of_several(
-  tmp_path, capsys, monkeypatch
-):
-  def step_seconds(runs, extra):
-    if any('ag_news' in x.name for x in runs):
-      raise errors.RunError('There is no AG News.')
-    return {estimate.kind(x): 3.0 for x in runs}
+@pytest.fixture
+def second_steps(monkeypatch):
+  """Steps of the runs that are timed take a second; gives their names."""
+  timed = []
 
-  monkeypatch.setattr(estimate, 'step_seconds', step_seconds)
-  assert not reproduce(tmp_path, 'ag_news', 'variants').run(dry_run=True)
+  def time_step(run, extra):
+    timed.append(run.name)
+    return 1.0
+
+  monkeypatch.setattr(estimate, 'time_step', time_step)
+  return timed
+
+
+def test_a_study_without_data_is_left_out_of_several(
+  tmp_path, capsys, second_steps, monkeypatch
+):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  asked = {'data_dir': str(tmp_path)}
+  names = ('ag_news', 'variants')
+  assert not reproduce(tmp_path, *names, **asked).run(dry_run=True)
   text = capsys.readouterr().out
-  assert 'ag_news: not trained. There is no AG News.' in text
+  assert 'ag_news: not trained. AG News was not found' in text
   assert '18 planned, 0 finished, 14 to be trained' in text
   assert 'mnist_softmax_tiny_pure/seed0: 20 steps, about 1 min' in text
-  with pytest.raises(errors.RunError, match='no AG News'):
-    reproduce(tmp_path, 'ag_news').run(dry_run=True)
+  with pytest.raises(errors.DataError, match='AG News was not found'):
+    reproduce(tmp_path, 'ag_news', **asked).run(dry_run=True)
 
 
-def test_a_run_of_two_studies_is_trained_once(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(
-    estimate,
-    'step_seconds',
-    lambda runs, extra: {estimate.kind(x): 1.0 for x in runs},
-  )
+def test_a_run_of_two_studies_is_trained_once(tmp_path, capsys, second_steps):
   reproduce(tmp_path, 'mnist', 'variants').run(dry_run=True)
   text = capsys.readouterr().out
   # 4 and 14, and the first pair is of both.
   assert '16 planned, 0 finished, 16 to be trained' in text
   assert text.count('mnist_softmax_tiny/seed0:') == 1
+  # Of each normalizer one is timed.
+  assert second_steps == [
+    'mnist_softmax_tiny/seed0',
+    'mnist_sinkhorn_tiny/seed0',
+  ]
+
+
+def test_time_of_a_training(tmp_path, second_steps):
+  softmax, sinkhorn, *_ = runs_of(tmp_path)
+  seconds = estimate.Estimator().seconds([softmax, sinkhorn])
+  # 20 steps of 16 images; two validations and a test cost a third an image.
+  splits = data.load(softmax.config().data).info.splits
+  images = 2 * splits['validation'] + splits['test']
+  evaluations = images / 3 / 16
+  assert seconds[softmax.name] == pytest.approx(20 + 20 + evaluations)
+  assert seconds[sinkhorn.name] == pytest.approx(20 + 1.3 * 20 + evaluations)
+
+
+def test_work_of_texts_is_that_of_their_buckets():
+  config = studies.of('ag_news', 'tiny')[0].runs(None)[0].config()
+  config.model.update(num_layers=2, width=10, ffn_dim=30, ffn=True)
+  dataset = data.Dataset(
+    data.DatasetInfo(
+      'made up', 2, (20,), {'train': 3, 'validation': 1, 'test': 1}, {}, 100
+    ),
+    {'train': {'length': np.array([3, 4, 9])}},
+    preprocess=lambda batch: batch,
+    bucket_lengths=(4, 20),
+  )
+
+  def layer(n):
+    return 2 * n * (4 * 10**2 + 2 * 10 * 30) + 4 * n**2 * 10
+
+  n = int(config.model.pooling == 'cls')
+  mean = (2 * layer(4 + n) + layer(20 + n)) / 3
+  work = estimate.training_work(config, dataset)
+  assert work.step == pytest.approx(3 * config.batch_size * 2 * mean)
