@@ -72,6 +72,7 @@ def _about(subject, options, stack):
 
 def _measure_logits(subject, options, progress, result):
   # Imported late: see `command`.
+  from analysis import runs
   from sinkformer_jax import encoder
   from sinkformer_jax import rank
   from sinkformer_jax.rank import mechanism
@@ -124,7 +125,7 @@ def _measure_logits(subject, options, progress, result):
       # Not of the run's own attention, which is `row_error` elsewhere.
       'row_error_of_stack': float(max(row_errors[*stack])),
     }
-    result.summary.extend(_spectral_rows(about, chunks))
+    result.summary.extend(runs.residual_rows(about, runs.concatenate(chunks)))
 
 
 def _error_rows(subject, options, errors):
@@ -137,18 +138,6 @@ def _error_rows(subject, options, errors):
     )
 
 
-def _spectral_rows(about, chunks):
-  from analysis import runs
-  from sinkformer_jax import rank
-
-  whole = runs.concatenate(chunks)
-  for scaling in rank.SCALINGS:
-    yield from tables.summary_rows(
-      about | {'norm': 'spectral', 'scaling': scaling},
-      rank.summarize(whole, 'spectral', scaling),
-    )
-
-
 def end_on_columns(weights):
   """Columns that sum to 1, and rows that do not; arrays of any kind."""
   sums = weights.sum(-2, keepdims=True)
@@ -157,6 +146,7 @@ def end_on_columns(weights):
 
 def _measure_tokens(subject, num_iters, closed, options, progress, result):
   from analysis import layer_outputs
+  from analysis import runs
   from sinkformer_jax import encoder
   from sinkformer_jax import rank
   from sinkformer_jax import sinkhorn
@@ -183,7 +173,7 @@ def _measure_tokens(subject, num_iters, closed, options, progress, result):
         'quantity': quantity,
         'ablation': layer_outputs.ABLATIONS[switches],
       }
-      result.summary.extend(_spectral_rows(about, chunks))
+      result.summary.extend(runs.residual_rows(about, runs.concatenate(chunks)))
 
 
 def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:

@@ -84,24 +84,13 @@ def _measure_state(subject, switches, options, progress, result):
     float(np.max(np.concatenate(x, 1))) for x in zip(*marginals, strict=True)
   )
   for quantity, chunks in parts.items():
-    whole = runs.concatenate(chunks)
-    for norm in whole.log10:
-      for scaling in rank.SCALINGS:
-        result.summary.extend(
-          tables.summary_rows(
-            about
-            | {
-              'quantity': quantity,
-              'norm': norm,
-              'scaling': scaling,
-              'dtype': whole.dtype,
-              'examples': options['num_examples'],
-              'row_error': row_error,
-              'column_error': column_error,
-            },
-            rank.summarize(whole, norm, scaling),
-          )
-        )
+    rows = about | {
+      'quantity': quantity,
+      'examples': options['num_examples'],
+      'row_error': row_error,
+      'column_error': column_error,
+    }
+    result.summary.extend(runs.residual_rows(rows, runs.concatenate(chunks)))
 
 
 def tokens(capture) -> dict[str, np.ndarray]:

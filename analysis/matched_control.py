@@ -96,21 +96,12 @@ def _measure_run(subject, options, progress, result):
       model.num_iters,
     )
     residuals = rank.path_residuals(attention, paths)
-    for norm in residuals.log10:
-      for scaling in rank.SCALINGS:
-        result.summary.extend(
-          tables.summary_rows(
-            about
-            | {
-              'quantity': f'random path, {words}',
-              'ablation': 'no identities',
-              'norm': norm,
-              'scaling': scaling,
-              'draws': options['num_draws'],
-            },
-            rank.summarize(residuals, norm, scaling),
-          )
-        )
+    rows = about | {
+      'quantity': f'random path, {words}',
+      'ablation': 'no identities',
+      'draws': options['num_draws'],
+    }
+    result.summary.extend(runs.residual_rows(rows, residuals))
 
 
 def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:

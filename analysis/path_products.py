@@ -99,29 +99,15 @@ def _measure_run(subject, options, progress, result):
     float(np.max(np.concatenate(x, 1))) for x in zip(*marginals, strict=True)
   )
   for (what, layers), chunks in parts.items():
-    whole = runs.concatenate(chunks)
-    for norm in whole.log10:
-      for scaling in rank.SCALINGS:
-        if scaling == 'relative' and not whole.log10_whole:
-          continue
-        statistics = rank.summarize(whole, norm, scaling)
-        quantity = 'path' if what == 'path' else 'exact RMS'
-        result.summary.extend(
-          tables.summary_rows(
-            about
-            | {
-              'quantity': f'{quantity}, {layers} layers',
-              'norm': norm,
-              'scaling': scaling,
-              'dtype': whole.dtype,
-              'examples': options['num_examples'],
-              'paths': options['num_paths'] if what == 'path' else None,
-              'row_error': row_error,
-              'column_error': column_error,
-            },
-            statistics,
-          )
-        )
+    quantity = 'path' if what == 'path' else 'exact RMS'
+    rows = about | {
+      'quantity': f'{quantity}, {layers} layers',
+      'examples': options['num_examples'],
+      'paths': options['num_paths'] if what == 'path' else None,
+      'row_error': row_error,
+      'column_error': column_error,
+    }
+    result.summary.extend(runs.residual_rows(rows, runs.concatenate(chunks)))
 
 
 def _raw(about, layers, examples, residuals):

@@ -57,7 +57,7 @@ def measure(
 
 
 def _add(control, options, result):
-  from sinkformer_jax import rank
+  from analysis import runs
 
   residuals = control.residuals
   group = control.normalizer
@@ -90,22 +90,12 @@ def _add(control, options, result):
       invalid=residuals.invalid[:, 0],
     )
   )
-  for norm in residuals.log10:
-    for scaling in rank.SCALINGS:
-      result.summary.extend(
-        tables.summary_rows(
-          about
-          | {
-            'norm': norm,
-            'scaling': scaling,
-            'dtype': residuals.dtype,
-            'draws': options['num_draws'],
-            'row_error': control.row_error,
-            'column_error': control.column_error,
-          },
-          rank.summarize(residuals, norm, scaling),
-        )
-      )
+  about |= {
+    'draws': options['num_draws'],
+    'row_error': control.row_error,
+    'column_error': control.column_error,
+  }
+  result.summary.extend(runs.residual_rows(about, residuals))
 
 
 def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:

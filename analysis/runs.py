@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from analysis import tables
 from sinkformer_jax import attention
 from sinkformer_jax import configuration
 from sinkformer_jax import data
@@ -296,6 +297,30 @@ def num_tokens(capture: rank.Capture) -> np.ndarray:
   if capture.mask is None:
     return np.full(capture.hidden.shape[1], capture.hidden.shape[2])
   return capture.mask.sum(1)
+
+
+def residual_rows(
+  about: tables.Row, residuals: rank.Residuals
+) -> Iterator[tables.Row]:
+  """Summary rows of residuals: each norm and scaling they have, each depth.
+
+  Args:
+    about: what every row says besides.
+    residuals: arrays of shape ``[depths, ...]``.
+  """
+  for norm in residuals.log10:
+    for scaling in rank.SCALINGS:
+      if scaling == 'relative' and not residuals.log10_whole:
+        continue
+      yield from tables.summary_rows(
+        {
+          **about,
+          'norm': norm,
+          'scaling': scaling,
+          'dtype': residuals.dtype,
+        },
+        rank.summarize(residuals, norm, scaling),
+      )
 
 
 def concatenate(parts: Sequence[rank.Residuals]) -> rank.Residuals:
