@@ -199,7 +199,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         ' update are plain products of matrices whose rows are off 1, by up to'
         f' {max(x["row_error_of_stack"] for x in paths):.1e}.',
       ),
-      (9, 4.5),
+      (9, 5.5),
       lambda fig: _draw(fig, errors, paths),
     )
   ]
@@ -207,21 +207,24 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 def _draw(fig, errors, paths):
   left, right = fig.subplots(1, 2)
-  for number, count in enumerate(COUNTS):
+  # A number of iterations looks the same in both.
+  styles = {x: figures.curve(number) for number, x in enumerate(COUNTS)}
+  for count in COUNTS:
     points = curves.select(errors, group=name(count))
     points = [x | {'std': 0.0} for x in points]
-    curves.draw(left, points, figures.curve(number), name(count))
+    curves.draw(left, points, styles[count], name(count))
   left.set_yscale('log')
   left.set_xlabel('layer')
   left.set_ylabel('column error')
-  for number, stack in enumerate(PATHS):
-    points = curves.select(paths, group=name(*stack))
+  for count, closed in PATHS:
+    points = curves.select(paths, group=name(count, closed))
     points = [x | {'std': 0.0} for x in points]
-    curves.draw(right, points, figures.curve(number), name(*stack))
+    style = styles[count] | ({} if closed else {'markerfacecolor': 'white'})
+    curves.draw(right, points, style, name(count, closed))
   right.set_xlabel('path depth k')
   right.set_ylabel('log10 of the residual')
   for ax in (left, right):
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.14))
   curves.finish(fig, paths)
 
 
