@@ -8,6 +8,7 @@ import textwrap
 
 from matplotlib import axes
 from matplotlib import figure
+from matplotlib import ticker
 import numpy as np
 
 from analysis import figures
@@ -121,6 +122,8 @@ def draw(
       depth, mean, outer, fmt='none', ecolor=style['color'], capsize=2
     )
   _draw_open(ax, partly, 'mean', style)
+  # There is no half a layer.
+  ax.xaxis.set_major_locator(ticker.MaxNLocator('auto', integer=True))
 
 
 def _every(points):

@@ -112,6 +112,8 @@ def _choose(residuals, members):
 def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
   """Figures of a summary table."""
   rows = curves.select(summary, quantity=QUANTITY)
+  if len({x['tokens'] for x in rows}) < 2:
+    return []  # All are equally long.
   last = max((x['depth'] for x in rows), default=0)
   depths = [x for x in _DEPTHS if x <= last] or [last]
   return [

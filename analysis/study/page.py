@@ -168,17 +168,47 @@ def _claim_rows(contents):
 
 
 def by_study(contents: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-  """A line for each claim, with its verdict in each study."""
+  """A line for each claim: its verdict in each study, and whether they agree.
+
+  Two studies agree in a test (of one label and depth) if both give it the same
+  verdict, and differ if it holds in one and does not hold in the other.
+  """
   studies = [x['study'] for x in contents if x['claims']]
-  lines = {}
+  lines, tests = {}, {}
   for content in contents:
     for claim in content['claims']:
       about = f'{claim["letter"]}. {claim["statement"]}'
       line = lines.setdefault(
         about, {'claim': about} | dict.fromkeys(studies, '')
       )
-      line[content['study']] = claim['verdict']
+      line[content['study']] = _short_verdict(claim)
+      tests.setdefault(about, []).extend(claim['tests'])
+  for about, line in lines.items():
+    line['studies'] = _agreement(tests[about])
   return [lines[x] for x in sorted(lines)]
+
+
+def _agreement(tests):
+  verdicts = {}
+  for test in tests:
+    if test['verdict'] != statistics.UNKNOWN:
+      where = test['label'], test['depth']
+      verdicts.setdefault(where, []).append(test['verdict'])
+  same = [len(set(x)) == 1 for x in verdicts.values() if len(x) > 1]
+  parts = {'agree': sum(same), 'differ': len(same) - sum(same)}
+  words = [f'{word} in {count}' for word, count in parts.items() if count]
+  return f'{", ".join(words)} of {len(same)} tests' if words else ''
+
+
+def _short_verdict(claim):
+  """The verdict; of one that differs between labels, how many tests say so."""
+  verdicts = [x['verdict'] for x in claim['tests']]
+  if len(set(verdicts)) < 2 or len({x['label'] for x in claim['tests']}) < 2:
+    return claim['verdict']
+  parts = [
+    f'{x} in {verdicts.count(x)}' for x in statistics.VERDICTS if x in verdicts
+  ]
+  return f'{", ".join(parts)} of {len(verdicts)} tests'
 
 
 def _study(content, folder, several):

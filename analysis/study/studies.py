@@ -114,9 +114,9 @@ def _ag_news(preset):
   seeds = (0, 1, 2)
   one_epoch = {'total_steps': 296}  # Of 19,000 texts.
   # Most of a short training is the test of 7,600 texts.
-  short = {**_SIXTY_STEPS, 'data.max_length': 32, 'data.bucket_lengths': ()}
+  short = {**_SIXTY_STEPS, 'data.max_length': 64, 'data.bucket_lengths': ()}
   comparisons = {
-    'quick': _main('60steps', '60 steps, 32 tokens', (0,), short),
+    'quick': _main('60steps', '60 steps, 64 tokens', (0,), short),
     'cpu': _main('1epoch', 'one epoch of 19,000 texts', seeds, one_epoch),
     'full': _main('', '5 epochs of 114,000 texts', seeds),
     'tiny': _main('tiny', '20 steps', (0, 1)),

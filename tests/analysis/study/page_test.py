@@ -119,15 +119,39 @@ def test_table_of_claims_by_study(written, tmp_path):
       ' with Sinkhorn.',
       'mnist': 'does not hold',
       'other': '',
+      'studies': '',
     },
     {
       'claim': 'b. So do the outputs of the layers.',
       'mnist': 'does not hold',
       'other': 'does not hold',
+      'studies': 'agree in 3 of 3 tests',
     },
   ]
   page.write([found, other], [folder, folder], tmp_path)
   assert '<th>other</th>' in (tmp_path / page.PAGE).read_text()
+
+
+def test_studies_that_differ():
+  def content(study, verdicts):
+    tests = [
+      {'label': label, 'depth': depth, 'verdict': verdict}
+      for (label, depth), verdict in verdicts.items()
+    ]
+    claim = {'letter': 'a', 'statement': 'It is so.', 'verdict': 'long words'}
+    return {'study': study, 'claims': [claim | {'tests': tests}]}
+
+  (line,) = page.by_study(
+    [
+      content('one', {('x', 4): 'holds', ('x', 12): 'does not hold'}),
+      content('two', {('x', 4): 'holds', ('y', 4): 'cannot be told'}),
+      content('three', {('x', 12): 'holds', ('y', 4): 'holds'}),
+    ]
+  )
+  assert line['one'] == 'long words'  # Of one label.
+  assert line['two'] == 'holds in 1, cannot be told in 1 of 2 tests'
+  # y is decided by one study alone.
+  assert line['studies'] == 'agree in 1, differ in 1 of 2 tests'
 
 
 def test_exploratory_comparisons_have_no_verdict(tmp_path):
