@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis import curves
 from analysis import figures
+from analysis import iterations
 from analysis import layer_outputs
 from analysis import statistics
 from analysis import tables
@@ -35,7 +36,7 @@ def of_runs(
     found: claims under other choices.
   """
   drawn = [make(evidence) for make in (_paths, _outputs, _training, _causes)]
-  return [*drawn, _robustness(found)]
+  return [*drawn, _robustness(found), *_iterations(evidence)]
 
 
 def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
@@ -77,6 +78,12 @@ def _draw_comparisons(fig, points, rows):
   handles, labels = panels[0].get_legend_handles_labels()
   fig.legend(handles, labels, loc='outside upper center', ncols=3, fontsize=8)
   curves.finish(fig, rows)
+
+
+def _iterations(evidence):
+  rows = _rows(evidence, analysis='iterations', at=measure.LAST)
+  # Stacks of the same logits, not runs, are compared.
+  return iterations.plots([x | {'group': x['stack']} for x in rows])
 
 
 def _rows(evidence, **values):

@@ -51,6 +51,7 @@ def test_files(written):
     'training',
     'causes',
     'robustness',
+    'iterations',
   ]
   assert sum(x.stat().st_size for x in folder.iterdir()) < 2e6
   with (folder / 'tests.csv').open() as file:
@@ -69,7 +70,7 @@ def test_page(written):
   page.write([found], [folder], folder)
   text = (folder / page.PAGE).read_text()
   assert not re.search(r'(src|href)="(?!data:)', text)
-  assert text.count('data:image/png;base64,') == 5
+  assert text.count('data:image/png;base64,') == 6
   assert re.search(
     'With Sinkhorn, products of trained attention matrices decay faster at'
     r' depth 4 \(-(0\.9|1\.0)',
@@ -105,7 +106,7 @@ def test_several_studies_on_one_page(written, tmp_path):
   other = found | {'study': 'other'}
   page.write([found, other], [folder, folder], tmp_path)
   text = (tmp_path / page.PAGE).read_text()
-  assert text.count('data:image/png;base64,') == 10
+  assert text.count('data:image/png;base64,') == 12
   table = (tmp_path / page.CLAIMS).read_text().splitlines()[2:]
   assert [x.split(' | ')[1] for x in table[:2]] == ['mnist', 'other']
 

@@ -111,6 +111,7 @@ class Tables:
                   quantity='path, first layers',
                   ablation=ablation,
                   stack=iterations.name(*stack),
+                  row_error_of_stack=0.1,
                   **common,
                 )
           for words, mean in ((matched_control.OWN, 1), ('unit spread', -1)):
@@ -142,6 +143,17 @@ class Tables:
           quantity='spread of column sums',
           ablation='skip on, FFN on',
           at=at,
+          depth=depth,
+        )
+      for count in iterations.COUNTS if normalizer == 'sinkhorn' else ():
+        yield row(
+          'iterations',
+          normalizer,
+          seed,
+          1 / count,
+          quantity='column error',
+          ablation='skip on, FFN on',
+          stack=iterations.name(count),
           depth=depth,
         )
       for quantity in ('attention', 'attention after LayerNorm'):
