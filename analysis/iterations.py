@@ -194,12 +194,12 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         paths,
         'Logits of trained Sinkhorn models, normalized with several numbers of'
         ' iterations. Left: largest deviation of a column sum from 1, mean over'
-        ' examples and heads. Right: spectral norm of the residual of path'
-        ' products (first k layers), absolute; those that end on a column'
+        ' examples and heads, log10. Right: spectral norm of the residual of'
+        ' path products (first k layers), absolute; those that end on a column'
         ' update are plain products of matrices whose rows are off 1, by up to'
         f' {max(x["row_error_of_stack"] for x in paths):.1e}.',
       ),
-      (9, 5.5),
+      (9, 4.8),
       lambda fig: _draw(fig, errors, paths),
     )
   ]
@@ -210,12 +210,14 @@ def _draw(fig, errors, paths):
   # A number of iterations looks the same in both.
   styles = {x: figures.curve(number) for number, x in enumerate(COUNTS)}
   for count in COUNTS:
-    points = curves.select(errors, group=name(count))
-    points = [x | {'std': 0.0} for x in points]
+    points = [
+      x | {'mean': float(np.log10(x['mean'])), 'std': 0.0}
+      for x in curves.select(errors, group=name(count))
+      if x['mean'] > 0
+    ]
     curves.draw(left, points, styles[count], name(count))
-  left.set_yscale('log')
   left.set_xlabel('layer')
-  left.set_ylabel('column error')
+  left.set_ylabel('log10 of the column error')
   for count, closed in PATHS:
     points = curves.select(paths, group=name(count, closed))
     points = [x | {'std': 0.0} for x in points]
@@ -224,7 +226,9 @@ def _draw(fig, errors, paths):
   right.set_xlabel('path depth k')
   right.set_ylabel('log10 of the residual')
   for ax in (left, right):
-    ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.14))
+    ax.legend(
+      fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=2
+    )
   curves.finish(fig, paths)
 
 

@@ -163,6 +163,10 @@ def _most_pairs(found):
   return max((x.judged.test.sample.count for x in found), default=0)
 
 
+# What a floor lifts a residual by at least, log10.
+_FLOOR = 0.1
+
+
 def _open_rows(found):
   """What ending on a column update would have shown."""
   open_rows = f'Sinkhorn: {iterations.name(50, closed=False)}'
@@ -179,13 +183,18 @@ def _open_rows(found):
   words = [
     f'{statistics.number(x.test.sample)} ({x.verdict})' for x in (closed, ended)
   ]
+  closed_mean, ended_mean = closed.test.sample.mean, ended.test.sample.mean
+  floor = (
+    ': rows are then off 1, and products end on a floor that has nothing to do'
+    ' with tokens.'
+  )
+  if ended_mean < closed_mean + _FLOOR:
+    floor = '; the floor on which such products end is not reached there.'
   line = (
     f'At depth {depth} path products of Sinkhorn lie {words[0]} from those of'
     ' softmax, log10, with rows closed; if the same 50 iterations end on a'
-    f' column update instead, {words[1]}: rows are then off 1, and products end'
-    ' on a floor that has nothing to do with tokens.'
+    f' column update instead, {words[1]}{floor}'
   )
-  closed_mean, ended_mean = closed.test.sample.mean, ended.test.sample.mean
   if closed_mean <= 0 < ended_mean:
     line += (
       ' An implementation that stops on a column update would have seen the'
