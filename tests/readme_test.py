@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from analysis.study import estimate
 from tests.conftest import ROOT
 from tests.launch import launch_test
 
@@ -118,3 +119,10 @@ def test_the_answer_is_that_of_the_results():
     }
     said = f'{mean} ± {half_width}' in sentences
     assert said or (mean, half_width) in known, (mean, half_width)
+
+
+def test_the_makefile_and_the_readme_set_what_the_study_sets():
+  (tunables,) = estimate.ENVIRONMENT.values()
+  assert f'export GLIBC_TUNABLES={tunables}\n' in README
+  makefile = (ROOT / 'Makefile').read_text()
+  assert f'export GLIBC_TUNABLES ?= {tunables}\n' in makefile

@@ -89,8 +89,8 @@ class Estimator:
     work = training_work(config, self._dataset(config.data))
     if run.normalizer not in self._rates:
       print(f'Timing a few steps of {run.name} ...', flush=True)
-      flags = [f'--config.data.dir={config.data.dir}']
-      self._rates[run.normalizer] = work.step / time_step(run, flags)
+      seconds = time_step(run, plan.data_flags(self._data_dir))
+      self._rates[run.normalizer] = work.step / seconds
     left = config.total_steps - run.steps_done()
     operations = left * work.step * _GROWTH[run.normalizer] + work.evaluations
     return _START + operations / self._rates[run.normalizer]
@@ -162,7 +162,7 @@ def time_step(run: plan.PlannedRun, extra: Sequence[str] = ()) -> float:
       text=True,
     )
     try:
-      seconds = _seconds(process, workdir)
+      seconds = _wait_for_steps(process, workdir)
       code = process.poll()
     finally:
       process.kill()
@@ -174,7 +174,7 @@ def time_step(run: plan.PlannedRun, extra: Sequence[str] = ()) -> float:
   return seconds
 
 
-def _seconds(process, workdir):
+def _wait_for_steps(process, workdir):
   """NaN if it takes too long, or ends before."""
   end = time.monotonic() + _PATIENCE
   while time.monotonic() < end:

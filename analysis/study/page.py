@@ -194,10 +194,12 @@ def _agreement(tests):
     if test['verdict'] != statistics.UNKNOWN:
       where = test['label'], test['depth']
       verdicts.setdefault(where, []).append(test['verdict'])
-  same = [len(set(x)) == 1 for x in verdicts.values() if len(x) > 1]
-  parts = {'agree': sum(same), 'differ': len(same) - sum(same)}
-  words = [f'{word} in {count}' for word, count in parts.items() if count]
-  return f'{", ".join(words)} of {len(same)} tests' if words else ''
+  found = [
+    'agree' if len(set(x)) == 1 else 'differ'
+    for x in verdicts.values()
+    if len(x) > 1
+  ]
+  return _tally(found, ('agree', 'differ')) if found else ''
 
 
 def _short_verdict(claim):
@@ -205,10 +207,13 @@ def _short_verdict(claim):
   verdicts = [x['verdict'] for x in claim['tests']]
   if len(set(verdicts)) < 2 or len({x['label'] for x in claim['tests']}) < 2:
     return claim['verdict']
-  parts = [
-    f'{x} in {verdicts.count(x)}' for x in statistics.VERDICTS if x in verdicts
-  ]
-  return f'{", ".join(parts)} of {len(verdicts)} tests'
+  return _tally(verdicts, statistics.VERDICTS)
+
+
+def _tally(found, words):
+  """In how many tests each of some words is found."""
+  parts = [f'{x} in {found.count(x)}' for x in words if x in found]
+  return f'{", ".join(parts)} of {len(found)} tests'
 
 
 def _study(content, folder, several):

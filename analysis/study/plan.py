@@ -216,6 +216,11 @@ class PlannedRun:
       )
 
 
+def data_flags(data_dir: str) -> list[str]:
+  """Arguments of `launch.train` that say where the data is; '' for none."""
+  return [f'--config.data.dir={data_dir}'] if data_dir else []
+
+
 def check(runs: Sequence[PlannedRun]) -> None:
   """Refuses directories with other runs than those planned.
 

@@ -81,7 +81,9 @@ class Reproduction:
     self._announce(unfinished, seconds)
     if dry_run:
       return []
-    failed = trainings.train(unfinished, seconds, self._train_flags())
+    failed = trainings.train(
+      unfinished, seconds, plan.data_flags(self.data_dir)
+    )
     ready = self._with_a_pair()
     if self.letters:
       for study in ready:
@@ -113,9 +115,6 @@ class Reproduction:
     """All runs, those that several studies have once."""
     runs = [x for study in self.studies for x in study.runs(self.runs_dir)]
     return list({x.name: x for x in runs}.values())
-
-  def _train_flags(self):
-    return [f'--config.data.dir={self.data_dir}'] if self.data_dir else []
 
   def _time_trainings(self):
     """How long each training will take, by name of the run.

@@ -16,6 +16,9 @@ from analysis.study.evidence import Evidence
 from sinkformer_jax.rank import NORMS
 from sinkformer_jax.rank import SCALINGS
 
+# What a floor lifts a residual by at least, log10.
+_FLOOR = 0.1
+
 _TESTS = {
   'a': decay.path_products,
   'b': decay.layer_results,
@@ -161,10 +164,6 @@ def summary(found: list[Variation]) -> list[str]:
 
 def _most_pairs(found):
   return max((x.judged.test.sample.count for x in found), default=0)
-
-
-# What a floor lifts a residual by at least, log10.
-_FLOOR = 0.1
 
 
 def _open_rows(found):
