@@ -96,6 +96,7 @@ def draw(
   rows: Iterable[tables.Row],
   style: dict,
   label: str | None = None,
+  bars: bool = True,
 ) -> None:
   """Draws one curve over depth, of the runs of a group.
 
@@ -104,6 +105,7 @@ def draw(
     rows: of a summary table; all of one group and quantity.
     style: of `figures.curve`.
     label: for the legend.
+    bars: whether to show the standard deviation between seeds.
   """
   points = sorted(tables.over_seeds(rows), key=lambda x: x['depth'])
   partly = [x for x in points if x['below_resolution'] or x['invalid']]
@@ -117,7 +119,7 @@ def draw(
   ax.fill_between(
     depth, mean - inner, mean + inner, color=style['color'], alpha=0.15, lw=0
   )
-  if np.isfinite(outer).any():
+  if bars and np.isfinite(outer).any():
     ax.errorbar(
       depth, mean, outer, fmt='none', ecolor=style['color'], capsize=2
     )

@@ -194,9 +194,11 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         paths,
         'Logits of trained Sinkhorn models, normalized with several numbers of'
         ' iterations. Left: largest deviation of a column sum from 1, mean over'
-        ' examples and heads, log10. Right: spectral norm of the residual of'
-        ' path products (first k layers), absolute; those that end on a column'
-        ' update are plain products of matrices whose rows are off 1, by up to'
+        ' examples and heads, log10; mean over seeds. Right: spectral norm of'
+        ' the residual of path products (first k layers), absolute; bars:'
+        ' standard deviation between seeds. All that are closed by a row update'
+        ' lie on one curve; those that end on a column update are plain'
+        ' products of matrices whose rows are off 1, by up to'
         f' {max(x["row_error_of_stack"] for x in paths):.1e}.',
       ),
       (9, 4.8),
@@ -215,7 +217,8 @@ def _draw(fig, errors, paths):
       for x in curves.select(errors, group=name(count))
       if x['mean'] > 0
     ]
-    curves.draw(left, points, styles[count], name(count))
+    # Errors after many iterations differ by decades between seeds.
+    curves.draw(left, points, styles[count], name(count), bars=False)
   left.set_xlabel('layer')
   left.set_ylabel('log10 of the column error')
   for count, closed in PATHS:

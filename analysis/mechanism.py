@@ -6,9 +6,10 @@
 Is it the normalizer, or the logits that training under it has found? Logits of
 both models go through both normalizers. Is it the column bias of the logits,
 which Sinkhorn is nearly blind to? It is removed. Is it that one model attends
-more sharply? Temperatures give both the same entropy in each layer. Each time
-the residual of path products (first k layers) is measured. With talking heads,
-the weights are those before the second mix.
+more sharply? Temperatures give both the same entropy in each layer, also where
+the logits are the same, or the bias is removed. Each time the residual of path
+products (first k layers) is measured. With talking heads, the weights are those
+before the second mix.
 """
 
 from collections.abc import Sequence
@@ -52,7 +53,15 @@ PANELS = {
     f'{SINKHORN}sinkhorn',
     f"{SINKHORN}sinkhorn, softmax's entropy",
   ),
+  'swapped or removed, entropy matched': (
+    f'{SOFTMAX}softmax',
+    f"{SOFTMAX}sinkhorn, softmax's entropy",
+    f"{SOFTMAX}softmax, bias removed, softmax's entropy",
+    f'{SINKHORN}sinkhorn',
+    f"{SINKHORN}softmax, sinkhorn's entropy",
+  ),
 }
+_NUM_STACKS = len({name for names in PANELS.values() for name in names})
 LOGITS = {
   'column bias': 'share of column bias in the variance of logits',
   'logit spread': 'standard deviation of logits in a row',
@@ -144,7 +153,7 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
       examples,
       result,
     )
-    progress(done, 8, 'stacks')
+    progress(done, _NUM_STACKS, 'stacks')
   _add_logits(about, logits, num_iters, mask, result)
 
 
@@ -154,26 +163,31 @@ def _stacks(logits, num_iters, mask, result, pair):
   from sinkformer_jax.rank import mechanism
 
   iterations = {'softmax': 0, 'sinkhorn': num_iters}
-  entropies = {}
+  entropies, centered = {}, {}
   for source, x in logits.items():
     for normalizer, count in iterations.items():
       attention = mechanism.normalize(x, count, mask)
       if source.startswith(normalizer):
         entropies[source] = mechanism.mean_entropy(attention, mask)
       yield f'{source}{normalizer}', attention
-    centered = mechanism.remove_column_bias(x, mask)
+    centered[source] = mechanism.remove_column_bias(x, mask)
     yield (
       f'{source}softmax, bias removed',
-      mechanism.normalize(centered, 0, mask),
+      mechanism.normalize(centered[source], 0, mask),
     )
-  for source, normalizer, other in (
-    (SOFTMAX, 'softmax', SINKHORN),
-    (SINKHORN, 'sinkhorn', SOFTMAX),
+  for source, normalizer, entropy, bias in (
+    (SOFTMAX, 'softmax', SINKHORN, True),
+    (SINKHORN, 'sinkhorn', SOFTMAX, True),
+    (SOFTMAX, 'sinkhorn', SOFTMAX, True),
+    (SINKHORN, 'softmax', SINKHORN, True),
+    (SOFTMAX, 'softmax', SOFTMAX, False),
   ):
-    name = f"{source}{normalizer}, {other.split()[0]}'s entropy"
+    removed = '' if bias else ', bias removed'
+    name = f"{source}{normalizer}{removed}, {entropy.split()[0]}'s entropy"
+    x = (logits if bias else centered)[source]
     try:
       _, attention = mechanism.match_entropy(
-        logits[source], entropies[other], iterations[normalizer], mask
+        x, entropies[entropy], iterations[normalizer], mask
       )
     except errors.DataError as error:
       # One curve is missing, and is said to be; the others stand.
@@ -245,11 +259,12 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         'Spectral norm of the residual of path products (first k layers),'
         ' absolute. Left: logits of the softmax and of the Sinkhorn model'
         ' through either normalizer. Middle: without the column bias of the'
-        ' logits. Right: at temperatures that give, in each layer, the mean'
-        ' entropy of the other model. Mean of log10; standard deviations are in'
-        ' the table.',
+        ' logits. Third: at temperatures that give, in each layer, the mean'
+        ' entropy of the other model. Right: at temperatures that give that of'
+        ' the model as trained, after swapping the normalizer or removing the'
+        ' bias. Mean of log10; standard deviations are in the table.',
       ),
-      (10, 4.8),
+      (13, 4.8),
       lambda fig: _draw_paths(fig, paths),
     ),
     curves.Plot(
@@ -269,7 +284,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 
 def _draw_paths(fig, rows):
-  panels = fig.subplots(1, 3, sharey=True)
+  panels = fig.subplots(1, len(PANELS), sharey=True)
   for ax, (title, names) in zip(panels, PANELS.items(), strict=True):
     for number, name in enumerate(names):
       points = [x | {'std': 0.0} for x in curves.select(rows, group=name)]

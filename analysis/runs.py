@@ -41,6 +41,10 @@ MAY_DIFFER = (
   'model.num_iters',
   *WITHOUT_EFFECT,
 )
+TALKING_HEADS = (
+  'with talking heads the rows of a head sum to another number than 1; path'
+  ' products are of heads divided by it'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,10 +151,7 @@ class Subject:
     if self.run.info.provenance['notice']:
       notes.append(f'{self.name}: {self.run.info.provenance["notice"]}.')
     if self.run.config.model.talking_heads:
-      notes.append(
-        f'{self.name}: with talking heads the rows of a head sum to another'
-        ' number than 1; path products are of heads divided by it.'
-      )
+      notes.append(f'{self.name}: {TALKING_HEADS}.')
     _, filled_in = workdir_lib.read_config(self.run.workdir)
     if filled_in:
       notes.append(

@@ -6,6 +6,7 @@ to 0 than that. It is a two-sided t test. All tests of a claim are corrected
 together (Holm 1979). With fewer than 3 pairs nothing can be told.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -69,6 +70,17 @@ def number(sample: Sample) -> str:
   if math.isnan(half) or not half:
     return f'{sample.mean:+{form}}'
   return f'{sample.mean:+{form}} ± {half:{form}}'
+
+
+def numbers(
+  judged: Iterable['Judged'], number: Callable[[Sample], str] = number
+) -> str:
+  """Means with their intervals, and the depths they are of, as text."""
+  return ', '.join(
+    number(x.test.sample)
+    + ('' if x.test.depth is None else f' at {x.test.depth}')
+    for x in judged
+  )
 
 
 def welch(first: Mapping, second: Mapping) -> Sample:

@@ -1,10 +1,11 @@
 """The claims, one by one: what is tested, and where the claim is from.
 
 What is tested was fixed when one pair (MNIST, one epoch, seed 0) had been
-looked at, before all others. A claim is a function from the evidence to its
-tests, whose numbers are above 0 where the claim is right. Residuals are log10
-of the spectral norm, means over the same test examples, and for products over
-the same sampled paths, of both runs of a pair.
+looked at, before all others; `page` says what was corrected later. A claim is a
+function from the evidence to its tests, whose numbers are above 0 where the
+claim is right. Residuals are log10 of the spectral norm, means over the same
+test examples, and for products over the same sampled paths, of both runs of a
+pair.
 """
 
 from collections.abc import Callable
@@ -101,11 +102,14 @@ _LIST = (
     statement='The gap is largest in shallow layers, and with skip'
     ' connections.',
     source='Lapenna et al. 2026, main result',
-    definition='Gap as in a and b: its value in a shallow layer minus that in'
-    ' the last; and with the skip on (for paths: a choice in each layer) minus'
-    ' off. Without skip, residuals soon lie below float64: no test there.',
+    definition='Gap as in a and b, Sinkhorn minus softmax. In a shallow layer'
+    ' it should be above 0, and above that in the last; with the skip on (for'
+    ' paths: a choice in each layer) above 0, and above that with it off. The'
+    ' number is the smaller of the gap and of what it exceeds the other by.'
+    ' Without skip, residuals soon lie below float64: no test there.',
     analyses=('path_products', 'layer_outputs'),
     tests=decay.shallow_and_skips,
+    details=decay.gap_details,
   ),
   Claim(
     letter='d',
@@ -117,6 +121,7 @@ _LIST = (
     f' {decay.FLOOR:g}, which understates the skip.',
     analyses=('layer_outputs',),
     tests=decay.skips_matter_most,
+    details=decay.floor_details,
   ),
   Claim(
     letter='e',
@@ -125,7 +130,8 @@ _LIST = (
     source='Dong et al. 2021 and Lapenna et al. 2026, theorems',
     definition='The change of log10 of the residual in a layer over that in the'
     ' layer before, minus 1: above 0 is faster than exponential; the theorems'
-    ' say 2. Exact however far it collapses.',
+    ' say 2. Below 0 also where the residual grew in the layer. Exact however'
+    ' far it collapses.',
     analyses=('theory',),
     tests=decay.pure_attention,
     details=decay.pure_attention_details,
@@ -138,7 +144,7 @@ _LIST = (
     definition='Skip off: by how many layers collapse comes later with the FFN'
     ' on. A layer of pure attention triples log10 of the relative residual, so'
     ' layers are counted as log to the base 3 of 1 minus that. Exact however'
-    ' far it collapses.',
+    ' far it collapses; once it has, the number stays the same with depth.',
     analyses=('theory',),
     tests=decay.ffn_slows_collapse,
     unit='layers',
@@ -148,7 +154,8 @@ _LIST = (
     statement='Products of unrelated random matrices show no difference, also'
     ' with half of them the identity.',
     source='Lapenna et al. 2026, Appendix G',
-    definition='Sinkhorn minus softmax, log10, over independent draws: no'
+    definition='Sinkhorn minus softmax, log10, over draws of logits, the same'
+    ' for both (Welch intervals: rather too wide than too narrow): no'
     f' difference if it is below {others.CONTROL_MARGIN:.0%} of what softmax'
     ' decays by.',
     analyses=('random_control',),
@@ -169,8 +176,8 @@ _LIST = (
     statement='50 iterations suffice.',
     source='Lapenna et al. 2026, Appendix F',
     definition='Path products of the trained logits with 50 minus those with'
-    ' 1000 iterations, log10 of the residual: they suffice if it is nearer to'
-    f' 0 than {others.ITERATIONS_MARGIN:g}.',
+    ' 1000 iterations, rows closed by a last update, log10 of the residual:'
+    f' they suffice if it is nearer to 0 than {others.ITERATIONS_MARGIN:g}.',
     analyses=('iterations', 'matched_control'),
     tests=others.iterations_suffice,
     details=others.iterations_details,
@@ -178,7 +185,8 @@ _LIST = (
   Claim(
     letter='j',
     statement='The bounds hold.',
-    source='Dong et al. 2021 and Lapenna et al. 2026, theorems; Nair 2025',
+    source='Lapenna et al. 2026, theorem; Nair 2025, constant of softmax;'
+    ' first-order bounds derived here',
     definition='log10 of the bound over the residual of one layer of random'
     f' weights, the least over {len(theory.LOGIT_NORMS)} logit norms (up to'
     f' {others.SMALL:g} for bounds that are stated for small logits).',

@@ -11,18 +11,18 @@ from typing import Any
 
 from analysis import curves
 from analysis import figures
+from analysis import runs as runs_lib
 from analysis import sequence_length
 from analysis import statistics
 from analysis import tables
 from analysis.study import claims as claims_lib
+from analysis.study import comparisons
 from analysis.study import decay
 from analysis.study import measure
 from analysis.study import plan
 from analysis.study import plots
 from analysis.study import robustness
 from analysis.study.evidence import Evidence
-from analysis.study.evidence import NAMES
-from analysis.study.evidence import over_seeds
 from sinkformer_jax import errors
 from sinkformer_jax.training import workdir as workdir_lib
 
@@ -68,8 +68,10 @@ class Content:
     answers: its claims.
     figures: to be drawn.
     large_tables: by the name of their file: ``curves`` over runs,
-      ``differences`` of pairs, ``depths`` (every run, where verdicts are).
+      ``differences`` of pairs, ``depths`` (every run, where verdicts are),
+      ``comparisons`` (the main numbers of every comparison).
     variations: claims a to c under other choices; empty without runs.
+    robustness: what other choices change, in sentences.
     tables: small ones by title, for the page.
     notes: what a reader has to know.
     revisions: what measured.
@@ -80,6 +82,7 @@ class Content:
   figures: list[curves.Plot]
   large_tables: dict[str, list[tables.Row]]
   variations: list[robustness.Variation]
+  robustness: list[str]
   tables: dict[str, list[dict]]
   notes: list[str]
   revisions: list[str]
@@ -114,19 +117,29 @@ def of_runs(
   """The content of a study of runs; arguments as in `evidence_of`."""
   evidence = evidence_of(study, finished, measured)
   first = evidence[study.comparisons[0].tag]
-  variations = [] if study.exploratory else robustness.variations(first)
+  answers, variations = [], []
+  if not study.exploratory:
+    answers = claims_lib.answers(study.claims, first)
+    variations = robustness.variations(first)
+  summary = robustness.summary(variations)
+  if study.looked_at is not None:
+    summary += robustness.without(answers, first, study.looked_at)
   problems = [note for x in measured for note in x.notes]
   return Content(
     study=study,
-    answers=[]
-    if study.exploratory
-    else claims_lib.answers(study.claims, first),
+    answers=answers,
     figures=_figures(study, evidence, variations),
-    large_tables=_large_tables(list(evidence.values())),
+    large_tables=_large_tables(list(evidence.values()))
+    | {'comparisons': comparisons.rows(study, evidence)},
     variations=variations,
+    robustness=summary,
     tables={
-      'Trainings side by side': _side_by_side(study, evidence),
-      'Learning rate tuned for each normalizer': _tuned(study, evidence),
+      'Trainings side by side': comparisons.exploratory(study, evidence)
+      if study.exploratory
+      else comparisons.table(study, evidence),
+      'Learning rate tuned for each normalizer': comparisons.tuned(
+        study, evidence
+      ),
       'Runs': [_run_row(x) for x in finished],
     },
     notes=list(dict.fromkeys([*_notes(study, finished, first), *problems])),
@@ -136,10 +149,10 @@ def of_runs(
 
 def _figures(study, evidence, variations):
   first = evidence[study.comparisons[0].tag]
+  titles = {evidence[x.tag]: x.title for x in study.comparisons}
   if study.exploratory:
-    titles = {evidence[x.tag]: x.title for x in study.comparisons}
-    return plots.of_comparisons(titles)
-  found = plots.of_runs(first, variations)
+    return plots.of_comparisons(titles) + plots.along_training(titles)
+  found = plots.of_runs(first, variations) + plots.along_training(titles)
   if study.texts:
     rows = curves.select(first.rows, analysis='sequence_length')
     found += sequence_length.plots(rows)
@@ -164,6 +177,7 @@ def alone(study: plan.Study, result: tables.Result) -> Content:
     figures=module.plots(result.summary),
     large_tables={'curves': [_short(x, names) for x in shown]},
     variations=[],
+    robustness=[],
     tables={},
     notes=result.notes,
     revisions=[measure.revision()],
@@ -250,11 +264,22 @@ def _notes(study, finished, first):
     notice = _provenance(run)['data']['notice']
     if notice:
       notes.append(f'{notice}.')
+    if run.config().model.talking_heads:
+      notes.append(
+        f'{run.comparison.title}: {runs_lib.TALKING_HEADS}; logits that are'
+        ' swapped are those before the mix of weights.'
+      )
   return list(dict.fromkeys(notes))
 
 
 def _provenance(run):
   return workdir_lib.read_json(run.workdir / 'provenance.json')
+
+
+def _training(run, quantity):
+  """One number that the training has recorded."""
+  (row,) = curves.select(measure.training_rows(run), quantity=quantity)
+  return row['mean']
 
 
 def _run_row(run):
@@ -270,101 +295,13 @@ def _run_row(run):
     'test loss': f'{result["test"]["loss"]:.4f}',
     'largest column error': f'{result["test"]["column_error"]:.2g}',
     'minutes': f'{result["train_s"] / 60:.0f}',
+    'minutes an epoch': f'{_training(run, "seconds an epoch") / 60:.1f}',
     'data': f'{data["name"]}, {data["splits"]["train"]} for training,'
     f' {data["fingerprint"][:8]}',
     'code': ', '.join(
       dict.fromkeys(x['git_commit'][:10] or 'no checkout' for x in starts)
     ),
   }
-
-
-def _side_by_side(study, evidence):
-  """Claims a and b, matched entropy and accuracy in every comparison."""
-  found = []
-  if len(study.comparisons) == 1:
-    return found
-  for comparison in study.comparisons:
-    own = evidence[comparison.tag]
-    if not own.seeds:
-      continue
-    row = {'training': comparison.title, 'pairs': len(own.seeds)}
-    for tests, label, words in (
-      (decay.path_products, 'path products', 'path products'),
-      (decay.layer_results, 'layer outputs', 'layer outputs'),
-      (decay.causes, decay.MATCHED, 'path products, entropy of softmax'),
-    ):
-      judged = statistics.by_label(statistics.judge(tests(own)))[label]
-      row[words] = f'{_numbers(judged)}\n{statistics.overall(judged)}'
-    row['test accuracy'] = _accuracies(own)
-    found.append(row)
-  return found
-
-
-def _accuracies(evidence):
-  texts = []
-  for normalizer, name in NAMES.items():
-    values = evidence.values(
-      normalizer, analysis='training', quantity='test accuracy'
-    )
-    texts.append(f'{name} {100 * over_seeds(values):.2f} %')
-  return '\n'.join(texts)
-
-
-def _tuned(study, evidence):
-  """The best learning rate of each normalizer, by validation accuracy."""
-  if not study.grid:
-    return []
-  titles = {x.tag: x.title for x in study.comparisons}
-  seed = 0
-  best, found = {}, []
-  for normalizer, name in NAMES.items():
-    scores = {
-      tag: row['mean']
-      for tag in study.grid
-      for row in curves.select(
-        evidence[tag].rows,
-        normalizer=normalizer,
-        seed=seed,
-        quantity='validation accuracy',
-      )
-    }
-    if len(scores) < 2:
-      return []
-    best[normalizer] = max(scores, key=scores.__getitem__)
-    found.append(
-      {
-        'what': f'{name}: validation accuracy',
-        'value': '\n'.join(
-          f'{100 * x:.2f} %: {titles[tag]}{_mark(tag == best[normalizer])}'
-          for tag, x in scores.items()
-        ),
-      }
-    )
-  pair = Evidence(
-    [
-      row
-      for normalizer, tag in best.items()
-      for row in evidence[tag].rows
-      if row['seed'] == seed and row['normalizer'] == normalizer
-    ],
-    max(evidence[study.grid[0]].depths),
-  )
-  for words, tests in (
-    ('path products', decay.path_products(pair)),
-    ('layer outputs', decay.layer_results(pair)),
-  ):
-    found.append(
-      {
-        'what': f'{words}, Sinkhorn minus softmax, log10 (one pair)',
-        'value': _numbers(statistics.judge(tests)),
-      }
-    )
-  found.append({'what': 'test accuracy', 'value': _accuracies(pair)})
-  return found
-
-
-def _mark(chosen):
-  return ' (chosen)' if chosen else ''
 
 
 def lines(answer: claims_lib.Answer) -> list[dict[str, Any]]:
@@ -374,7 +311,7 @@ def lines(answer: claims_lib.Answer) -> list[dict[str, Any]]:
   return [
     {
       'tested': label,
-      'measured': f'{_numbers(members, claim.number)}{unit}',
+      'measured': f'{statistics.numbers(members, claim.number)}{unit}',
       'n': max(x.test.sample.count for x in members),
       'verdict': statistics.overall(members),
     }
@@ -396,14 +333,6 @@ def text(answer: claims_lib.Answer) -> list[str]:
   ]
 
 
-def _numbers(judged, number=statistics.number):
-  return ', '.join(
-    number(x.test.sample)
-    + ('' if x.test.depth is None else f' at {x.test.depth}')
-    for x in judged
-  )
-
-
 def as_json(content: Content) -> dict[str, Any]:
   """What the page and other programs read."""
   study = content.study
@@ -417,7 +346,7 @@ def as_json(content: Content) -> dict[str, Any]:
     'figures': [
       {'name': x.name, 'caption': x.caption} for x in content.figures
     ],
-    'robustness': robustness.summary(content.variations),
+    'robustness': content.robustness,
     'choices': robustness.matrix(content.variations),
     'tables': content.tables,
     'notes': content.notes,

@@ -21,6 +21,8 @@ Tests = list[statistics.Test]
 
 # Below the resolution of float64, whatever the number of tokens.
 FLOOR = -11.0
+# Of tokens: a residual of this share of the whole.
+COLLAPSED = 1e-3
 
 FULL = layer_outputs.ABLATIONS[True, True]
 NO_FFN = layer_outputs.ABLATIONS[True, False]
@@ -46,6 +48,8 @@ class Choice:
     path_scaling: of path products, see `rank.SCALINGS`.
     output_scaling: of layer outputs.
     layers: which k layers a path of depth k goes through.
+    average: over examples and paths, a column of summary tables.
+    quantity: of products: of sampled paths, or the exact RMS over all.
     output: quantity of layer outputs.
     at: the step.
     stack: of the Sinkhorn runs, one of `iterations.name`; '' for their own.
@@ -56,6 +60,8 @@ class Choice:
   path_scaling: str = 'absolute'
   output_scaling: str = 'relative'
   layers: str = 'first'
+  average: str = 'mean'
+  quantity: str = 'path'
   output: str = 'attention_output'
   at: str | int = measure.LAST
   stack: str = ''
@@ -63,9 +69,10 @@ class Choice:
   def paths(self, evidence: Evidence, depth: int, ablation: str = HEADS):
     """Path products, Sinkhorn minus softmax, by seed."""
     return evidence.difference(
+      self.average,
       self._sinkhorn(),
       analysis='path_products',
-      quantity=f'path, {self.layers} layers',
+      quantity=f'{self.quantity}, {self.layers} layers',
       ablation=ablation,
       norm=self.norm,
       scaling=self.path_scaling,
@@ -76,6 +83,7 @@ class Choice:
   def outputs(self, evidence: Evidence, depth: int, ablation: str = FULL):
     """Layer outputs, Sinkhorn minus softmax, by seed."""
     return evidence.difference(
+      self.average,
       self._sinkhorn(),
       analysis='layer_outputs',
       quantity=self.output,
@@ -112,27 +120,43 @@ def layer_results(evidence: Evidence, choice: Choice = FIXED) -> Tests:
 
 
 def shallow_and_skips(evidence: Evidence, choice: Choice = FIXED) -> Tests:
-  """c: where the gap is largest."""
+  """c: where the gap is largest.
+
+  A gap that is below 0 is no larger gap for being nearer to 0 than another.
+  """
+  return [
+    of_pairs(label, depth, evidence_lib.least(gap, minus(gap, other)))
+    for label, depth, gap, other in _gaps(evidence, choice)
+  ]
+
+
+def _gaps(evidence, choice):
+  """Label, depth, the gap that should be larger, and the other."""
   first, last = evidence.depths[0], evidence.depths[-1]
-  gaps = {
-    'path products': (choice.paths, WITH_SKIP, HEADS),
-    'layer outputs': (choice.outputs, FULL, NO_SKIP),
-  }
-  tests = []
-  for words, (gap, skip_on, skip_off) in gaps.items():
-    plain = HEADS if words == 'path products' else FULL
-    difference = minus(gap(evidence, first, plain), gap(evidence, last, plain))
-    label = f'{words}: gap at {first} minus gap at {last}'
-    tests.append(of_pairs(label, None, difference))
-    tests += [
-      of_pairs(
-        f'{words}: gap with skip minus gap without',
-        depth,
-        minus(gap(evidence, depth, skip_on), gap(evidence, depth, skip_off)),
+  for words, gap, plain, skip_on, skip_off in (
+    ('path products', choice.paths, HEADS, WITH_SKIP, HEADS),
+    ('layer outputs', choice.outputs, FULL, FULL, NO_SKIP),
+  ):
+    at_first, at_last = (gap(evidence, x, plain) for x in (first, last))
+    yield f'{words}: gap at {first}, over {last}', None, at_first, at_last
+    for depth in evidence.depths:
+      with_skip, without = (
+        gap(evidence, depth, x) for x in (skip_on, skip_off)
       )
-      for depth in evidence.depths
-    ]
-  return tests
+      yield f'{words}: gap with skip, over without', depth, with_skip, without
+
+
+def gap_details(evidence: Evidence) -> list[str]:
+  """The gaps themselves."""
+  return [
+    f'{label}{"" if depth is None else f" at {depth}"}: {_number(gap)} and'
+    f' {_number(other)}, difference {_number(minus(gap, other))}.'
+    for label, depth, gap, other in _gaps(evidence, FIXED)
+  ]
+
+
+def _number(values):
+  return statistics.number(of_pairs('', None, values).sample)
 
 
 def mean_decay(evidence: Evidence) -> list[str]:
@@ -170,9 +194,8 @@ def skips_matter_most(evidence: Evidence) -> Tests:
   return tests
 
 
-def _hidden(evidence, normalizer, ablation, depth):
-  """Relative residual of hidden states, `FLOOR` where float64 has no more."""
-  point = {
+def _hidden_point(ablation, depth):
+  return {
     'analysis': 'layer_outputs',
     'quantity': 'hidden',
     'ablation': ablation,
@@ -180,12 +203,44 @@ def _hidden(evidence, normalizer, ablation, depth):
     'scaling': 'relative',
     'depth': depth,
   }
+
+
+def _hidden(evidence, normalizer, ablation, depth):
+  """Relative residual of hidden states, `FLOOR` where float64 has no more."""
+  point = _hidden_point(ablation, depth)
   values = evidence.values(normalizer, **point)
-  for seed, value in values.items():
+  for seed in values:
     row = evidence.row(normalizer, seed, **point)
-    if math.isnan(value) and row and row['below_resolution']:
-      values[seed] = FLOOR
+    if row and row['below_resolution'] and not row['invalid']:
+      below, count = row['below_resolution'], row['count']
+      # The mean of no value is NaN.
+      resolved = count * row['mean'] if count else 0
+      values[seed] = (resolved + below * FLOOR) / (count + below)
   return values
+
+
+def floor_details(evidence: Evidence) -> list[str]:
+  """How much of claim d is the floor."""
+  texts = []
+  for depth in evidence.depths:
+    rows = [
+      evidence.row(x, seed, **_hidden_point(NO_SKIP, depth))
+      for x in NAMES
+      for seed in evidence.seeds
+    ]
+    rows = [x for x in rows if x]
+    below = sum(x['below_resolution'] for x in rows)
+    total = below + sum(x['count'] for x in rows)
+    if below:
+      texts.append(f'{100 * below / total:.0f} % at {depth}')
+  if not texts:
+    return []
+  return [
+    f'Of the values without skip these lie below float64: {", ".join(texts)}.'
+    f' They count as 1e{FLOOR:.0f}, so that the skip matters at least as much'
+    ' as the number says; where it is all of them, the interval is that of the'
+    ' other terms alone.'
+  ]
 
 
 def pure_attention(evidence: Evidence) -> Tests:
@@ -194,13 +249,42 @@ def pure_attention(evidence: Evidence) -> Tests:
     of_pairs(
       f'{name}: ratio of changes minus 1',
       depth,
-      {k: v - 1 for k, v in ratios.items()},
+      _speed_up(evidence, normalizer, depth),
     )
     for normalizer, name in NAMES.items()
     for depth in evidence.depths
     if depth > 1
-    for ratios in [_law(evidence, normalizer, False, depth, 'exponent')]
   ]
+
+
+def _speed_up(evidence, normalizer, depth):
+  """Below 0 as well where the residual grew in the layer."""
+  ratios = _law(evidence, normalizer, False, depth, 'exponent')
+  before, after = (
+    _law(evidence, normalizer, False, x) for x in (depth - 1, depth)
+  )
+  return {
+    k: v - 1 if after[k] < before[k] else -abs(v - 1) for k, v in ratios.items()
+  }
+
+
+def pure_point(evidence: Evidence) -> dict[str, str]:
+  """Tokens with skips off, relative, however far they collapse.
+
+  With the FFN where the model has one.
+  """
+  point = {
+    'analysis': 'theory',
+    'quantity': 'law of depth',
+    'norm': 'spectral',
+    'scaling': 'relative',
+  }
+  for ffn in (True, False):
+    found = point | {'ablation': theory.LAW_ABLATIONS[ffn]}
+    row = found | {'depth': evidence.depths[-1]}
+    if any(evidence.row(x, evidence.seeds[0], **row) for x in NAMES):
+      break
+  return found
 
 
 def _law(evidence, normalizer, ffn, depth, column='mean', scaling='absolute'):
@@ -217,18 +301,35 @@ def _law(evidence, normalizer, ffn, depth, column='mean', scaling='absolute'):
 
 
 def pure_attention_details(evidence: Evidence) -> list[str]:
-  """How far it has collapsed."""
-  lines = []
+  """How far it has collapsed, and where."""
+  lines = [
+    'That the ratio is 3 once tokens have collapsed is an identity; measured is'
+    ' that they collapse.'
+  ]
   for normalizer, name in NAMES.items():
     texts = []
     for depth in evidence.depths:
       residual = over_seeds(_law(evidence, normalizer, False, depth))
       texts.append(f'{residual:.3g} at {depth}')
+    layers = _collapsed(evidence, normalizer)
     lines.append(
-      f'{name}: log10 of the residual {", ".join(texts)}; the law of depth says'
-      ' that the ratio of its successive changes tends to 3.'
+      f'{name}: log10 of the residual {", ".join(texts)}; relative to the whole'
+      f' it is below {COLLAPSED:g} from layer'
+      f' {"/".join(map(str, layers)) or "(none)"} on, pair by pair.'
     )
   return lines
+
+
+def _collapsed(evidence, normalizer):
+  """The first layer that has collapsed, of each pair that has one."""
+  found = []
+  for seed in evidence.seeds:
+    for depth in range(1, max(evidence.depths) + 1):
+      values = _law(evidence, normalizer, False, depth, scaling='relative')
+      if values[seed] < math.log10(COLLAPSED):
+        found.append(depth)
+        break
+  return found
 
 
 def ffn_slows_collapse(evidence: Evidence) -> Tests:
@@ -255,18 +356,27 @@ def _collapse(evidence, normalizer, ffn, depth):
 
 def causes(evidence: Evidence) -> Tests:
   """n: the normalizer, the logits, sharpness, column bias."""
-  tests = []
-  for label, parts in _CAUSES.items():
-    for depth in evidence.depths:
-      values = {
-        seed: math.fsum(
-          weight * _stack(evidence, seed, name, depth)
-          for name, weight in parts.items()
-        )
-        for seed in evidence.seeds
-      }
-      tests.append(of_pairs(label, depth, values))
-  return tests
+  return [
+    of_pairs(label, depth, _weighted(evidence, parts, depth))
+    for label, parts in _CAUSES.items()
+    for depth in evidence.depths
+  ]
+
+
+def same_logits_and_entropy(evidence: Evidence, depth: int) -> Values:
+  """Of `SAME_LOGITS_AND_ENTROPY`, by seed."""
+  parts = MORE_CAUSES[SAME_LOGITS_AND_ENTROPY]
+  return _weighted(evidence, parts, depth)
+
+
+def _weighted(evidence, parts, depth):
+  return {
+    seed: math.fsum(
+      weight * _stack(evidence, seed, name, depth)
+      for name, weight in parts.items()
+    )
+    for seed in evidence.seeds
+  }
 
 
 def _stack(evidence, seed, name, depth):
@@ -310,6 +420,39 @@ _CAUSES = {
     f'{_SOFTMAX}softmax': -1,
   },
 }
+SAME_LOGITS_AND_ENTROPY = (
+  'Sinkhorn in place of softmax, the same logits at the same attention entropy'
+)
+# Told beside the tests of n, without verdict: the simple effects that the first
+# two are means of, and what was added when results had been seen.
+MORE_CAUSES = {
+  'Sinkhorn in place of softmax, on logits of softmax': {
+    f'{_SOFTMAX}sinkhorn': 1,
+    f'{_SOFTMAX}softmax': -1,
+  },
+  'Sinkhorn in place of softmax, on logits of Sinkhorn': {
+    f'{_SINKHORN}sinkhorn': 1,
+    f'{_SINKHORN}softmax': -1,
+  },
+  'Logits trained under Sinkhorn in place of those under softmax, softmax': {
+    f'{_SINKHORN}softmax': 1,
+    f'{_SOFTMAX}softmax': -1,
+  },
+  'Logits trained under Sinkhorn in place of those under softmax, Sinkhorn': {
+    f'{_SINKHORN}sinkhorn': 1,
+    f'{_SOFTMAX}sinkhorn': -1,
+  },
+  SAME_LOGITS_AND_ENTROPY: {
+    f"{_SOFTMAX}sinkhorn, softmax's entropy": 0.5,
+    f'{_SOFTMAX}softmax': -0.5,
+    f'{_SINKHORN}sinkhorn': 0.5,
+    f"{_SINKHORN}softmax, sinkhorn's entropy": -0.5,
+  },
+  'Softmax without the column bias, at the same entropy': {
+    f"{_SOFTMAX}softmax, bias removed, softmax's entropy": 1,
+    f'{_SOFTMAX}softmax': -1,
+  },
+}
 
 
 def whole_difference(evidence: Evidence, depth: int) -> Values:
@@ -322,12 +465,19 @@ def whole_difference(evidence: Evidence, depth: int) -> Values:
 
 
 def causes_details(evidence: Evidence) -> list[str]:
-  """What there is to be explained."""
+  """What there is to be explained, and what the two effects are made of."""
   texts = [
     f'{over_seeds(whole_difference(evidence, depth)):+.2f} at {depth}'
     for depth in evidence.depths
   ]
-  return [
+  lines = [
     'The whole difference on these examples, Sinkhorn minus softmax, which the'
     f' first two parts add up to: {", ".join(texts)}.'
   ]
+  for label, parts in MORE_CAUSES.items():
+    texts = [
+      f'{_number(_weighted(evidence, parts, depth))} at {depth}'
+      for depth in evidence.depths
+    ]
+    lines.append(f'{label}: {", ".join(texts)}.')
+  return lines

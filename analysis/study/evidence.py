@@ -43,6 +43,7 @@ class Evidence:
   def __init__(self, rows: Iterable[tables.Row], num_layers: int):
     self.rows = list(rows)
     self.depths = depths(num_layers)
+    self._num_layers = num_layers
     self._rows = {}
     seeds = {}
     for row in self.rows:
@@ -51,6 +52,11 @@ class Evidence:
       seeds.setdefault(trained, set()).add(row['seed'])
     both = (seeds.get(x, set()) for x in (plan.SOFTMAX, plan.SINKHORN))
     self.seeds = sorted(set.intersection(*both))
+
+  def without(self, seed: int) -> 'Evidence':
+    """The same without a pair."""
+    rows = [x for x in self.rows if x['seed'] != seed]
+    return Evidence(rows, self._num_layers)
 
   def row(self, normalizer: str, seed: int, **point) -> tables.Row | None:
     """One row; None if it has not been measured."""
@@ -77,15 +83,21 @@ class Evidence:
     """The same number of the runs of all pairs, by seed."""
     return {x: self.value(normalizer, x, column, **point) for x in self.seeds}
 
-  def difference(self, sinkhorn: Mapping | None = None, **point) -> Values:
+  def difference(
+    self, column: str = 'mean', sinkhorn: Mapping | None = None, **point
+  ) -> Values:
     """Sinkhorn minus softmax, by seed.
 
     Args:
+      column: the number that is compared.
       sinkhorn: what is different in the point of the Sinkhorn run.
       **point: of both.
     """
-    first = self.values(plan.SINKHORN, **(point | dict(sinkhorn or {})))
-    return minus(first, self.values(plan.SOFTMAX, **point))
+    own = point | dict(sinkhorn or {})
+    return minus(
+      self.values(plan.SINKHORN, column, **own),
+      self.values(plan.SOFTMAX, column, **point),
+    )
 
 
 def _key(point):
@@ -102,6 +114,16 @@ def depths(num_layers: int) -> tuple[int, ...]:
 def minus(first: Values, second: Values) -> Values:
   """Differences, by seed."""
   return {k: first[k] - second[k] for k in first}
+
+
+def least(*several: Values) -> Values:
+  """The smallest of numbers with the same seed; NaN if one is."""
+  return {
+    k: math.nan
+    if any(math.isnan(x[k]) for x in several)
+    else min(x[k] for x in several)
+    for k in several[0]
+  }
 
 
 def mean(*several: Values) -> Values:

@@ -56,7 +56,7 @@ class Job:
   @property
   def seconds(self) -> float:
     """How long it takes, roughly, on 2 cores that do nothing else."""
-    fixed, of_an_example = _SECONDS[self.analysis]
+    fixed, of_an_example = _SECONDS.get(self.analysis, _OTHERS)
     if 'drawn' in self.options.get('layers', ()):
       of_an_example *= 4
     layers = self.runs[0].config().model.num_layers
@@ -76,6 +76,7 @@ _SECONDS = {
   'sequence_length': (2, 0.2),
   'theory': (3, 0.5),
 }
+_OTHERS = (5, 1.0)
 
 
 def jobs(
@@ -86,12 +87,18 @@ def jobs(
   Args:
     study: says how much.
     runs: finished ones.
-    analyses: the names of those that are wanted.
+    analyses: the names of those that are wanted. One that is not planned here
+      is done of each run at its last step.
   """
-  runs = list(runs)
+  runs, analyses = list(runs), set(analyses)
   found = []
   for run in runs:
     found += _jobs_of_run(study, run)
+    options = {'num_examples': study.sizes.num_examples, 'seed': 0}
+    found += [
+      Job(name, (run,), _last_step(run), options)
+      for name in sorted(analyses - set(_SECONDS))
+    ]
   for pair in pairs(runs):
     options = {
       'num_examples': study.sizes.few_examples,
@@ -119,16 +126,17 @@ def _jobs_of_run(study, run):
   for step in run.kept_steps():
     if step != last:
       yield products(step, ['first'])
+    if not study.exploratory:
+      yield Job('attention', (run,), step, examples)
   yield Job('layer_outputs', (run,), last, examples)
   if study.texts:
     yield Job('sequence_length', (run,), last, examples | paths)
+  if whole or study.exploratory:
+    yield Job('theory', (run,), last, few | {'random_weights': False})
   if not whole:
     return
   yield products(last, ['first', 'drawn'], skip=True)
   yield products(0, ['first'], skip=True)
-  for step in run.kept_steps():
-    yield Job('attention', (run,), step, examples)
-  yield Job('theory', (run,), last, few | {'random_weights': False})
   yield Job(
     'matched_control', (run,), last, few | {'num_draws': sizes.num_draws}
   )
@@ -280,17 +288,21 @@ def revision() -> str:
 def training_rows(run: plan.PlannedRun) -> list[tables.Row]:
   """What the training itself recorded: accuracies, seconds of a step."""
   result = workdir_lib.read_json(run.workdir / 'result.json')
+  provenance = workdir_lib.read_json(run.workdir / 'provenance.json')
   rates = [
     x['examples_per_second']
     for x in metrics.read_metrics(run.workdir)
     if 'examples_per_second' in x
   ]
+  # The median: other work on the machine makes some steps slow.
+  rate = statistics.median(rates)
   values = {
     'test accuracy': result['test']['accuracy'],
     'validation accuracy': result['validation']['accuracy'],
+    'validation loss': result['validation']['loss'],
     'test loss': result['test']['loss'],
-    # The median: other work on the machine makes some steps slow.
-    'seconds a step': run.config().batch_size / statistics.median(rates),
+    'seconds a step': run.config().batch_size / rate,
+    'seconds an epoch': provenance['data']['splits']['train'] / rate,
   }
   return [
     {

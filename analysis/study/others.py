@@ -272,7 +272,7 @@ def accuracy_details(evidence: Evidence) -> list[str]:
   lines = []
   for normalizer, name in NAMES.items():
     share, loss = (
-      over_seeds(evidence.values(normalizer, analysis='training', quantity=x))
+      over_seeds(_trained(evidence, normalizer, x))
       for x in ('test accuracy', 'test loss')
     )
     lines.append(
@@ -301,10 +301,12 @@ def cost_number(sample: statistics.Sample) -> str:
 
 
 def _seconds(evidence):
-  return {
-    x: evidence.values(x, analysis='training', quantity='seconds a step')
-    for x in NAMES
-  }
+  return {x: _trained(evidence, x, 'seconds a step') for x in NAMES}
+
+
+def _trained(evidence, normalizer, quantity):
+  """What the training itself recorded."""
+  return evidence.values(normalizer, analysis='training', quantity=quantity)
 
 
 def cost_details(evidence: Evidence) -> list[str]:
@@ -317,11 +319,24 @@ def cost_details(evidence: Evidence) -> list[str]:
     f'{name} {over_seeds(seconds[x]):.2f} s' for x, name in NAMES.items()
   ]
   listed = ', '.join(f'{x:.2f}' for x in ratios)
+  epochs = ', '.join(
+    f'{name} {_minutes(over_seeds(_trained(evidence, x, "seconds an epoch")))}'
+    for x, name in NAMES.items()
+  )
   return [
     f'A step, median of each run: {", ".join(texts)}; Sinkhorn over softmax'
     f' {listed}, pair by pair, as they were trained (other work on the machine'
-    ' counts). `python -m analysis.cost` times both in turn.'
+    ' counts). `python -m analysis.cost` times both in turn.',
+    f'An epoch of training examples: {epochs}.',
   ]
+
+
+def _minutes(seconds):
+  """As the Sinkformers write it: 3m25s."""
+  if math.isnan(seconds):
+    return 'no number'
+  minutes, rest = divmod(round(seconds), 60)
+  return f'{minutes}m{rest:02d}s'
 
 
 def lipschitz(evidence: Evidence) -> Tests:

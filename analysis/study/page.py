@@ -13,11 +13,22 @@ from analysis import statistics
 from analysis.study import decay
 
 PAGE, CLAIMS = 'index.html', 'claims.md'
+_WORDS = (
+  'The residual of tokens, or of a product of attention matrices, is what is'
+  ' left of it once what all tokens share (the mean of its rows) is taken away:'
+  ' 0 is total collapse. A path takes one head in each layer; its product is'
+  ' that of their attention matrices. Decay is the fall of the residual with'
+  ' depth. Sizes are log10 of the spectral norm.'
+)
 _DESIGN = (
   'What is tested was fixed when one pair (MNIST, one epoch, seed 0) had been'
   ' looked at, before all others. The unit is the pair of runs with one seed:'
   ' the same initial weights, batches and learning rate, read on the same'
   ' held-out examples and paths.',
+  'Corrected later, when results were there: a gap that is below 0 is no larger'
+  ' gap for being nearer to 0 than another (c); values below float64 are'
+  ' counted as its limit one by one, no longer run by run (d); a residual that'
+  ' grows does not collapse (e).',
   'Numbers are means over pairs with 95% t intervals. A test is two-sided;'
   f' "{statistics.HOLDS}" and "{statistics.FAILS}" need p < 0.05 after'
   " Holm's correction over all tests of the claim; otherwise it"
@@ -62,6 +73,23 @@ _SENTENCES = (
     'Under the same normalizer, products of logits trained with Sinkhorn',
     _DECAY,
   ),
+  (
+    'n',
+    decay.MATCHED,
+    'At temperatures that give both models the attention entropy of softmax,'
+    ' products of the Sinkhorn model',
+    _DECAY,
+  ),
+)
+_CHOICES = (
+  'Verdicts under each choice; a star: another than the one fixed. ?: cannot be'
+  ' told. Empty: the choice does not apply. Dong norm: the root of the product'
+  ' of the largest row sum and the largest column sum of absolute values (Dong'
+  ' et al. 2021). Relative to the whole: divided by the norm of the product, or'
+  ' of the tokens of a layer, themselves; to layer 0: by the residual at the'
+  ' start. Sinkhorn read with other iterations: trained with its own; for path'
+  ' products the captured logits are normalized anew, for layer outputs the'
+  ' model is run anew.'
 )
 
 
@@ -100,7 +128,11 @@ def render(
   if rows:
     parts.append(markup.heading('Claims'))
     parts.append(markup.table(by_study(contents) if several else []))
-    parts += [markup.table(rows), markup.items(_DESIGN)]
+    parts += [
+      markup.table(rows),
+      markup.paragraph(_WORDS),
+      markup.items(_DESIGN),
+    ]
   for content, folder in zip(contents, folders, strict=True):
     parts += _study(content, folder, several)
   return markup.document(title, parts)
@@ -230,12 +262,7 @@ def _study(content, folder, several):
     parts.append(markup.items(content['robustness']))
   if content['choices']:
     parts.append(markup.table(content['choices']))
-    parts.append(
-      markup.paragraph(
-        'Verdicts under each choice; a star: another than the one fixed. ?:'
-        ' cannot be told. Empty: the choice does not apply.'
-      )
-    )
+    parts.append(markup.paragraph(_CHOICES))
   for title, rows in content['tables'].items():
     if rows:
       parts += [markup.heading(title, level), markup.table(rows)]
@@ -243,18 +270,29 @@ def _study(content, folder, several):
     title = 'Each claim: what is tested, and how'
     parts.append(markup.heading(title, level))
   parts += [_claim(x) for x in content['claims']]
-  sizes = ', '.join(f'{k} {v}' for k, v in content['sizes'].items())
   parts.append(
     markup.paragraph(
-      f'Preset {content["preset"]}; {sizes}. Measured by'
+      f'Preset {content["preset"]}{_sizes(content)}. Measured by'
       f' {"; ".join(content["revisions"])}.'
     )
   )
   return parts
 
 
+def _sizes(content):
+  """How much was measured of runs; those of the others are in their claims."""
+  sizes = content['sizes']
+  if not content['training']:
+    return ''
+  return (
+    f'; {sizes["num_examples"]} test examples and {sizes["num_paths"]} paths of'
+    f' each depth, {sizes["few_examples"]} examples for mechanism, Lipschitz'
+    f' constants and exact collapse, {sizes["num_draws"]} random matrices'
+  )
+
+
 def _claim(claim):
-  title = f'{claim["letter"]}. {claim["statement"]} {claim["verdict"]}'
+  title = f'{claim["letter"]}. {claim["statement"]} {_short_verdict(claim)}'
   body = markup.paragraph(f'Source: {claim["source"]}.')
   body += markup.paragraph(f'Tested: {claim["definition"]}')
   body += markup.items(claim['details'])

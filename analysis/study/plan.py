@@ -80,6 +80,8 @@ class Study:
       without runs.
     grid: tags of the comparisons from which each normalizer's learning rate is
       chosen on validation data; empty for no such comparison.
+    looked_at: seed of the pair that had been looked at when the tests were
+      fixed.
     alone: the analysis of a study without runs.
     texts: whether examples differ in length.
     exploratory: whether its comparisons are shown side by side, without
@@ -94,6 +96,7 @@ class Study:
   configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
   comparisons: tuple[Comparison, ...] = ()
   grid: tuple[str, ...] = ()
+  looked_at: int | None = None
   alone: str = ''
   texts: bool = False
   exploratory: bool = False
@@ -214,6 +217,11 @@ class PlannedRun:
         f'{self.workdir} is not the run that the study plans: {listed}. Move it'
         ' away, or choose another --runs.'
       )
+
+
+def main_runs(study: Study, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+  """Those of the comparison that verdicts are about."""
+  return [x for x in runs if x.comparison == study.comparisons[0]]
 
 
 def data_flags(data_dir: str) -> list[str]:

@@ -39,6 +39,68 @@ def of_runs(
   return [*drawn, _robustness(found), *_iterations(evidence)]
 
 
+def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
+  """Decay along training of several comparisons; none for a single one.
+
+  Args:
+    titles: the evidence of each, and what it is called.
+  """
+  point = {k: v for k, v in decay.PATHS.items() if k != 'analysis'}
+  points = {
+    title: (_rows(evidence, analysis='path_products', **point), evidence.depths)
+    for evidence, title in titles.items()
+    if evidence.seeds
+  }
+  if len(points) < 2:
+    return []
+  rows = [x for found, _ in points.values() for x in found]
+  return [
+    Plot(
+      'trainings',
+      curves.caption(
+        rows,
+        'Path products (first k layers) along each training, at the steps that'
+        ' are kept: spectral norm of the residual, absolute. The numbers at the'
+        ' curves are depths. Means over pairs.',
+        _INTERVAL,
+      ),
+      (3.2 * min(len(points), 4), 3.4 * -(-len(points) // 4)),
+      lambda fig: _draw_trainings(fig, points, rows),
+    )
+  ]
+
+
+def _draw_trainings(fig, points, rows):
+  columns = min(len(points), 4)
+  lines = -(-len(points) // columns)
+  panels = fig.subplots(lines, columns, sharey=True, squeeze=False)
+  for ax in panels.flat[len(points) :]:
+    ax.remove()
+  used = panels.flat[: len(points)]
+  for ax, (title, (own, depths)) in zip(used, points.items(), strict=True):
+    _draw_along(ax, own, depths)
+    ax.set_title(textwrap.fill(title, 30), fontsize=9)
+  for ax in panels[:, 0]:
+    ax.set_ylabel('log10 of the residual')
+  panels[0, 0].legend(fontsize=7)
+  curves.finish(fig, rows)
+
+
+def _draw_along(ax, rows, depths):
+  """A curve over steps for each normalizer and depth."""
+  ends = {}
+  for number, group in enumerate(curves.groups(rows)):
+    for depth in depths:
+      own = curves.select(rows, group=group, depth=depth)
+      label = group if depth == depths[0] else None
+      end = _draw_steps(ax, own, float, figures.curve(number), label)
+      if number == 0:
+        ends[depth] = end
+  _name_ends(ax, ends)
+  ax.set_xlabel('training step')
+  ax.margins(x=0.08)
+
+
 def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
   """Figures of comparisons side by side.
 
@@ -48,6 +110,7 @@ def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
   points = {
     title: _rows(evidence, **decay.PATHS, at=measure.LAST)
     for evidence, title in titles.items()
+    if evidence.seeds
   }
   rows = [x for found in points.values() for x in found]
   return [
@@ -101,9 +164,8 @@ def _paths(evidence):
       'Spectral norm of the residual of path products (first k layers),'
       ' absolute. Left: mean of log10; shaded: standard deviation over examples'
       ' and paths; bars: between seeds. Right: Sinkhorn minus softmax, each'
-      ' pair (thin), and the mean over pairs.',
-      _INTERVAL,
-      'Dotted: the depths of the verdicts.',
+      ' pair (thin), the mean over pairs, and its 95% t interval. Dotted: the'
+      ' depths of the verdicts.',
       curves.describe_pairs(tables.differences(rows)),
     ),
     (8, 3.6),
@@ -127,7 +189,7 @@ def _draw_paths(fig, rows, evidence):
     )
   # Black: the pairs are grey, and stay so without colour.
   curves.draw_difference(right, tables.differences(rows), figures.curve(0))
-  right.set_ylabel('Sinkhorn minus softmax')
+  right.set_ylabel('Sinkhorn minus softmax, log10')
   for ax in (left, right):
     ax.set_xlabel('path depth k')
     for depth in evidence.depths:
@@ -191,7 +253,7 @@ def _training(evidence):
       'Along training, at the steps that are kept. Left: path products (first'
       f' k layers), spectral norm of the residual, absolute, at depths {where}.'
       ' Right: how far column sums of softmax attention are from 1 (root mean'
-      f' square, log10), in layers {where}. Means over pairs.',
+      ' square, log10), by layer. Means over pairs.',
       _INTERVAL,
     ),
     (8, 3.8),
@@ -201,21 +263,16 @@ def _training(evidence):
 
 def _draw_training(fig, rows, spread, depths):
   left, right = fig.subplots(1, 2)
-  for ax, points, transform in ((left, rows, float), (right, spread, np.log10)):
-    ends = {}
-    for number, group in enumerate(curves.groups(points)):
-      for depth in depths:
-        own = curves.select(points, group=group, depth=depth)
-        label = group if depth == depths[0] else None
-        end = _draw_steps(ax, own, transform, figures.curve(number), label)
-        if number == 0:
-          ends[depth] = end
-    _name_ends(ax, ends)
-    ax.set_xlabel('training step')
-    ax.margins(x=0.08)
+  _draw_along(left, rows, depths)
   left.set_ylabel('log10 of the residual')
-  right.set_ylabel('log10 of the spread of column sums')
   left.legend()
+  for number, depth in enumerate(depths):
+    # Styles of their own: the first two are the normalizers'.
+    style = figures.curve(number + 2)
+    own = curves.select(spread, depth=depth)
+    _draw_steps(right, own, np.log10, style, f'softmax, layer {depth}')
+  right.set_xlabel('training step')
+  right.set_ylabel('log10 of the spread of column sums')
   right.legend()
   curves.finish(fig, rows)
 
@@ -270,7 +327,15 @@ def _causes(evidence):
     for depth in evidence.depths
   ]
   points = {}
-  for test in [*whole, *decay.causes(evidence)]:
+  added = [
+    statistics.of_pairs(
+      decay.SAME_LOGITS_AND_ENTROPY,
+      depth,
+      decay.same_logits_and_entropy(evidence, depth),
+    )
+    for depth in evidence.depths
+  ]
+  for test in [*whole, *decay.causes(evidence), *added]:
     points.setdefault(test.label, {})[test.depth] = test.sample
   return Plot(
     'causes',
@@ -281,7 +346,8 @@ def _causes(evidence):
       ' of trained models is the sum of two: of Sinkhorn in place of softmax on'
       ' the same logits, and of the logits trained under it. Then'
       ' both models at temperatures that give the same entropy in each layer,'
-      ' and softmax without the column bias of its logits.',
+      ' softmax without the column bias of its logits, and Sinkhorn in place of'
+      ' softmax where logits and entropy are the same.',
       _INTERVAL,
     ),
     (8, 3.6),

@@ -58,7 +58,7 @@ class Reproduction:
           f' of {_names(self.studies)}: {", ".join(known)}.'
         )
     for study in self.studies:
-      plan.check(study.runs(self.runs_dir))
+      plan.check(self._runs_of(study))
       if not self.letters:
         content_lib.check_preset(self.output / study.name, study.preset)
 
@@ -107,13 +107,17 @@ class Reproduction:
     return ready
 
   def _has_a_pair(self, study):
-    main = [x for x in study.runs(self.runs_dir) if x.is_finished()]
-    main = [x for x in main if x.comparison == study.comparisons[0]]
-    return bool(measure.pairs(main))
+    finished = [x for x in self._runs_of(study) if x.is_finished()]
+    return bool(measure.pairs(plan.main_runs(study, finished)))
+
+  def _runs_of(self, study):
+    """Its runs; of single claims only those that they are about."""
+    runs = study.runs(self.runs_dir)
+    return plan.main_runs(study, runs) if self.letters else runs
 
   def _runs(self):
     """All runs, those that several studies have once."""
-    runs = [x for study in self.studies for x in study.runs(self.runs_dir)]
+    runs = [x for study in self.studies for x in self._runs_of(study)]
     return list({x.name: x for x in runs}.values())
 
   def _time_trainings(self):
@@ -124,7 +128,7 @@ class Reproduction:
     """
     estimator, seconds = estimate.Estimator(self.data_dir), {}
     for study in self.studies:
-      runs = [x for x in study.runs(self.runs_dir) if not x.is_finished()]
+      runs = [x for x in self._runs_of(study) if not x.is_finished()]
       try:
         seconds |= estimator.seconds(runs)
       except (errors.DataError, errors.RunError) as error:
@@ -171,12 +175,12 @@ class Reproduction:
   def _analyses(self, study):
     """Modules that measure what is asked for."""
     found = {y for x in self._asked(study) for y in claims.CLAIMS[x].analyses}
-    # A figure, which is not asked for with single claims.
-    return found if self.letters else found | {'sequence_length'}
+    # Of a figure and a table, which are not asked for with single claims.
+    return found if self.letters else found | {'sequence_length', 'theory'}
 
   def _jobs(self, study, unfinished):
     """What is still to be measured, once the trainings are done."""
-    runs = study.runs(self.runs_dir)
+    runs = self._runs_of(study)
     names = {x.name for x in unfinished}
     runs = [x for x in runs if x.is_finished() or x.name in names]
     store = self._store()
@@ -205,7 +209,7 @@ class Reproduction:
 
   def _measure_runs(self, study):
     """Finished runs, and what has been measured of them."""
-    finished = [x for x in study.runs(self.runs_dir) if x.is_finished()]
+    finished = [x for x in self._runs_of(study) if x.is_finished()]
     jobs = measure.jobs(study, finished, self._analyses(study))
     store, progress = self._store(), command.Progress()
     new = [x for x in jobs if not store.has(x)]

@@ -11,6 +11,7 @@ import math
 
 from analysis import iterations
 from analysis import statistics
+from analysis.study import claims as claims_lib
 from analysis.study import decay
 from analysis.study.evidence import Evidence
 from sinkformer_jax.rank import NORMS
@@ -36,6 +37,11 @@ _SCALINGS = {
   'relative': 'relative to the whole',
   'initial': 'relative to layer 0',
 }
+_AVERAGES = {
+  'log10_of_mean': 'mean of residuals instead of log10',
+  'log10_of_rms': 'RMS of residuals instead of mean of log10',
+}
+_EXACT = 'exact RMS over all paths, Frobenius norm'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +77,24 @@ def choices() -> list[tuple[str, decay.Choice]]:
   for norm in NORMS:
     for scaling in SCALINGS:
       words = f'{_NORMS[norm]} norm, {_SCALINGS[scaling]}'
-      if (norm, scaling) != (decay.FIXED.norm, decay.FIXED.path_scaling):
+      # Products of no factor are the same for both: relative to them is as
+      # absolute.
+      fixed = (norm, scaling) == (decay.FIXED.norm, decay.FIXED.path_scaling)
+      if not fixed and scaling != 'initial':
         add('a', words, norm=norm, path_scaling=scaling)
       if (norm, scaling) != (decay.FIXED.norm, decay.FIXED.output_scaling):
         add('b', words, norm=norm, output_scaling=scaling)
       add('c', words, norm=norm, path_scaling=scaling, output_scaling=scaling)
+  for average, words in _AVERAGES.items():
+    add('abc', words, average=average)
+  add('ac', _EXACT, quantity='exact RMS', norm='frobenius')
   add('ac', 'layers of a path drawn', layers='drawn')
   add('bc', 'hidden states instead of attention results', output='hidden')
   add('abc', 'initial weights (step 0)', at=0)
   for num_iters, closed in iterations.READ:
     stack = iterations.name(num_iters, closed)
     if (num_iters, closed) != (50, True):
-      add('abc', f'Sinkhorn: {stack}', stack=stack)
+      add('abc', f'Sinkhorn read with {stack}', stack=stack)
   return found
 
 
@@ -144,6 +156,38 @@ def matrix(found: Sequence[Variation]) -> list[dict[str, str]]:
   return [{k: x.get(k, '') for k in names} for x in lines.values()]
 
 
+def without(
+  claims: Sequence[claims_lib.Answer], evidence: Evidence, seed: int
+) -> list[str]:
+  """Which verdicts change when a pair is left out.
+
+  Args:
+    claims: with all pairs.
+    evidence: of all pairs.
+    seed: of the pair.
+  """
+  rest = evidence.without(seed)
+  if len(rest.seeds) < statistics.LEAST_COUNT:
+    return []
+  changed, count = [], 0
+  for answer in claims:
+    again = claims_lib.answer(answer.claim, rest)
+    for before, after in zip(answer.judged, again.judged, strict=True):
+      count += 1
+      if before.verdict != after.verdict:
+        test = before.test
+        where = '' if test.depth is None else f' at {test.depth}'
+        changed.append(
+          f'{answer.claim.letter}, {test.label}{where}: {after.verdict}'
+          f' ({before.verdict} with it)'
+        )
+  listed = f': {"; ".join(changed)}' if changed else ''
+  return [
+    f'Without the pair that had been looked at beforehand (seed {seed})'
+    f' {len(changed)} of {count} verdicts change{listed}.'
+  ]
+
+
 def summary(found: list[Variation]) -> list[str]:
   """Which choices change a verdict, and what the papers may have seen."""
   if _most_pairs(found) < statistics.LEAST_COUNT:
@@ -168,7 +212,7 @@ def _most_pairs(found):
 
 def _open_rows(found):
   """What ending on a column update would have shown."""
-  open_rows = f'Sinkhorn: {iterations.name(50, closed=False)}'
+  open_rows = f'Sinkhorn read with {iterations.name(50, closed=False)}'
   at = {
     (x.choice, x.judged.test.depth): x.judged
     for x in found

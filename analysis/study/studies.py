@@ -66,6 +66,7 @@ def _mnist(preset):
     configs=_configs('mnist', _small(preset)),
     comparisons=comparisons[preset],
     grid=grid if preset == 'cpu' else (),
+    looked_at=0 if preset == 'cpu' else None,
   )
 
 
@@ -135,7 +136,12 @@ def _ag_news(preset):
 
 def _cats_vs_dogs(preset):
   seeds = (0, 1, 2)
-  large = {'data.image_size': 224, 'batch_size': 16, 'total_steps': 210}
+  large = {
+    'data.image_size': 224,
+    'batch_size': 16,
+    'total_steps': 210,
+    'checkpoint.keep_steps': (70, 140),
+  }
   comparisons = {
     'quick': (_main('60steps', '60 steps, 64 pixels', (0,), _SIXTY_STEPS),),
     'cpu': (
@@ -143,7 +149,8 @@ def _cats_vs_dogs(preset):
         '1050steps',
         '30 epochs of 1,120 photos, 64 pixels',
         seeds,
-        {'total_steps': 1050},
+        # After 1, 3 and 10 epochs.
+        {'total_steps': 1050, 'checkpoint.keep_steps': (35, 105, 350)},
       ),
       _pair('224px', '3 epochs of 1,120 photos, 224 pixels', large),
     ),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from analysis import command
+from analysis import mechanism
 from analysis import report
 from analysis import runs as runs_lib
 from sinkformer_jax import encoder
@@ -392,6 +393,23 @@ def test_mechanism(subjects, tmp_path):
   )
   assert abs(swapped[2] - rank.summarize(residuals)['mean'][2]) > 1e-9
   assert len(finished.plots) == 2
+  names = {x['group'] for x in rows if x['quantity'] == 'path, first layers'}
+  assert names == {y for x in mechanism.PANELS.values() for y in x}
+  # Softmax on these logits, as sharp as Sinkhorn is on them.
+  entropy = rank.mechanism.mean_entropy(capture.attention)
+  _, attention = rank.mechanism.match_entropy(capture.logits, entropy, 0)
+  np.testing.assert_allclose(
+    rank.mechanism.mean_entropy(attention), entropy, atol=1e-8
+  )
+  np.testing.assert_allclose(
+    curve(
+      rows,
+      group="sinkhorn logits, softmax, sinkhorn's entropy",
+      quantity='path, first layers',
+    ),
+    rank.summarize(rank.path_residuals(attention, heads))['mean'],
+    atol=1e-6,
+  )
 
 
 def test_mechanism_without_a_pair(subjects, tmp_path):

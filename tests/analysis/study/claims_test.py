@@ -66,13 +66,31 @@ def test_where_the_gap_is():
   found = {
     (x.test.label, x.test.depth): x.verdict for x in statistics.judge(tests)
   }
-  label = 'layer outputs: gap at 4 minus gap at 24'
-  assert found[label, None] == HOLDS
-  assert found['path products: gap at 4 minus gap at 24', None] == UNKNOWN
-  label = 'path products: gap with skip minus gap without'
+  assert found['layer outputs: gap at 4, over 24', None] == HOLDS
+  assert found['path products: gap at 4, over 24', None] == UNKNOWN
+  label = 'path products: gap with skip, over without'
   assert [found[label, x] for x in synthetic.DEPTHS] == [HOLDS] * 3
-  label = 'layer outputs: gap with skip minus gap without'
+  label = 'layer outputs: gap with skip, over without'
   assert [found[label, x] for x in synthetic.DEPTHS] == [UNKNOWN] * 3
+
+
+def test_a_smaller_deficit_is_no_larger_gap():
+  tables = synthetic.Tables(gap=-3.0)
+
+  def rows():
+    for row in tables.rows():
+      if row['normalizer'] == 'sinkhorn' and row['depth'] in (4, 12):
+        row['mean'] += 1
+      yield row
+
+  found = evidence.Evidence(list(rows()), 24)
+  (label, _, gap, other), *_ = decay._gaps(found, decay.FIXED)
+  assert label == 'path products: gap at 4, over 24'
+  # -2 at 4 is above -3 at 24, and yet the claim is wrong.
+  assert evidence.over_seeds(evidence.minus(gap, other)) > 0.8
+  test = decay.shallow_and_skips(found)[0]
+  assert test.sample.mean == pytest.approx(-2, abs=0.2)
+  assert statistics.judge([test])[0].verdict == FAILS
 
 
 def test_skip_against_the_rest():
@@ -92,8 +110,14 @@ def test_residuals_below_float64_understate_the_skip():
         row |= {'mean': -30.0, 'below_resolution': 50}
       yield row
 
-  tests = decay.skips_matter_most(evidence.Evidence(list(rows()), 24))
-  assert [x.sample.mean for x in tests] == [-decay.FLOOR] * 3
+  found = evidence.Evidence(list(rows()), 24)
+  tests = decay.skips_matter_most(found)
+  # 100 values of -30 and 50 below: those count as the floor, each by itself.
+  mean = (100 * -30 + 50 * decay.FLOOR) / 150
+  assert [x.sample.mean for x in tests] == pytest.approx([-mean] * 3)
+  (line,) = decay.floor_details(found)
+  assert '33 % at 4, 33 % at 12, 33 % at 24' in line
+  assert not decay.floor_details(tables.evidence())
 
 
 def test_collapse():
@@ -282,7 +306,8 @@ def test_robustness():
   found = robustness.variations(tables.evidence())
   changed = {(x.claim, x.choice) for x in found if x.changes and x.claim == 'a'}
   assert changed == {
-    ('a', f'Sinkhorn: {n} iterations, ending on columns') for n in (5, 20, 50)
+    ('a', f'Sinkhorn read with {n} iterations, ending on columns')
+    for n in (5, 20, 50)
   }
   text = ' '.join(robustness.summary(found))
   assert 'Claim a: 3 of' in text

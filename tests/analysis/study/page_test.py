@@ -172,10 +172,15 @@ def test_exploratory_comparisons_have_no_verdict(tmp_path):
   content = content_lib.of_runs(study, runs, [measured])
   found = content_lib.write(content, tmp_path / 'variants')
   assert not found['claims']
-  assert [x['name'] for x in found['figures']] == ['comparisons']
+  assert [x['name'] for x in found['figures']] == ['comparisons', 'trainings']
   table = found['tables']['Trainings side by side']
   assert table[1]['training'] == 'without FFN'
-  assert table[1]['path products'].startswith('+1.00 at 4')
+  assert table[1]['path products'] == (
+    'softmax -1.6 / -4.8 / -9.6\nSinkhorn -0.6 / -3.8 / -8.6\n'
+    'difference +1.00 / +1.00 / +1.00'
+  )
+  assert table[2]['tokens with skips off, exact'].startswith('softmax -27 /')
+  assert 'cannot be told' not in str(table)
   page.write([found], [tmp_path / 'variants'], tmp_path / 'variants')
   text = (tmp_path / 'variants' / page.PAGE).read_text()
   assert 'Exploratory: no claim is tested' in text
@@ -200,8 +205,8 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
     result = json.loads(path.read_text())
     best = {'softmax': '1epoch', 'sinkhorn': '1epoch_lr2e-3'}
     chosen = run.comparison.tag == best[run.normalizer]
-    result['validation']['accuracy'] = 0.99 if chosen else 0.98
-    # Test accuracy says otherwise, and chooses nothing.
+    result['validation']['loss'] = 0.1 if chosen else 0.2
+    # Accuracies say otherwise, and choose nothing.
     result['test']['accuracy'] = 0.5 if chosen else 0.9
     path.write_text(json.dumps(result))
   for tag in study.grid:
@@ -217,9 +222,56 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
   softmax, sinkhorn, paths, _, accuracy = found.tables[
     'Learning rate tuned for each normalizer'
   ]
-  assert '99.00 %: one epoch at learning rate 1e-3 (chosen)' in softmax['value']
-  assert (
-    '99.00 %: one epoch at learning rate 2e-3 (chosen)' in sinkhorn['value']
-  )
+  rates = {'1epoch': '1e-3', '1epoch_lr2e-3': '2e-3'}
+  for line, normalizer in ((softmax, 'softmax'), (sinkhorn, 'sinkhorn')):
+    (chosen,) = re.findall(r'(.*) \(chosen\)', line['value'])
+    assert chosen.startswith('0.1000 (')
+    assert chosen.endswith(f'learning rate {rates[best[normalizer]]}')
   assert paths['value'].startswith('+2.00 at 4')
   assert accuracy['value'] == 'softmax 50.00 %\nSinkhorn 50.00 %'
+  # One training of the grid is missing: nothing is chosen.
+  rest = [x for x in runs if x.name != 'mnist_sinkhorn_1epoch_lr2e-3/seed0']
+  rows = [x for x in rows if x['tag'] != '1epoch_lr2e-3']
+  measured = measure.Measured(rows, [], 'revision 1')
+  found = content_lib.of_runs(study, rest, [measured])
+  assert not found.tables['Learning rate tuned for each normalizer']
+
+
+def test_trainings_side_by_side(tmp_path):
+  (study,) = studies.of('mnist', 'cpu')
+  runs = [x for x in study.runs(tmp_path) if '3epochs' not in x.name]
+  for run in runs:
+    made_up_runs.make(run)
+  rows = []
+  for comparison, gap in zip(study.comparisons, (1.0, 3.0), strict=False):
+    pairs = len(comparison.seeds)
+    tables = synthetic.Tables(pairs, gap, rng_seed=pairs)
+    rows += [
+      x | {'tag': comparison.tag, 'setting': comparison.tag}
+      for x in tables.rows()
+      if x['analysis'] != 'training'
+    ]
+  measured = measure.Measured(rows, [], 'revision 1')
+  found = content_lib.of_runs(study, runs, [measured])
+  first, second, change, *_ = found.tables['Trainings side by side']
+  assert first['path products'].endswith('holds')
+  assert second['pairs'] == '3'
+  # Pair by pair: 2 more, whatever the pairs have in common.
+  assert change['training'].endswith('5e-4: what it changes')
+  numbers = re.findall(r'([+-][\d.]+) ±', change['path products'])
+  assert [float(x) for x in numbers] == pytest.approx([2, 2, 2], abs=0.2)
+  names = [x.name for x in found.figures]
+  assert 'trainings' in names
+  written = found.large_tables['comparisons']
+  (one,) = (
+    x
+    for x in written
+    if x['training'] == study.comparisons[1].title
+    and (x['tested'], x['depth']) == ('path products', 12)
+  )
+  assert one['mean'] == pytest.approx(3, abs=0.2)
+  assert one['pairs'] == 3
+  # Of seed 0 the tests were made.
+  assert 'Without the pair that had been looked at beforehand' in str(
+    found.robustness
+  )

@@ -31,6 +31,8 @@ def row(analysis, normalizer, seed, mean, depth=None, **more):
     'stack': '',
     'depth': depth,
     'mean': float(mean),
+    'log10_of_mean': float(mean) + 0.1,
+    'log10_of_rms': float(mean) + 0.2,
     'std': 0.1,
     'largest': float(mean),
     'count': 100,
@@ -75,6 +77,19 @@ class Tables:
       name = more.pop('normalizer', normalizer)
       return row(analysis, name, seed, self.draw(mean), **more)
 
+    for depth in range(1, max(DEPTHS) + 1):
+      for ffn, ablation in theory.LAW_ABLATIONS.items():
+        for scaling in ('absolute', 'relative'):
+          yield make(
+            'theory',
+            -(3.0 ** (depth - ffn)),
+            quantity='law of depth',
+            ablation=ablation,
+            norm='spectral',
+            scaling=scaling,
+            depth=depth,
+            exponent=self.draw(3),
+          )
     for depth in DEPTHS:
       for norm in rank.NORMS:
         for scaling in rank.SCALINGS:
@@ -82,14 +97,15 @@ class Tables:
           for ablation in ('heads only', 'skip a choice'):
             for layers in ('first', 'drawn'):
               for at in (measure.LAST, 0):
-                yield make(
-                  'path_products',
-                  gap - 0.4 * depth,
-                  quantity=f'path, {layers} layers',
-                  ablation=ablation,
-                  at=at,
-                  **common,
-                )
+                for what in ('path', 'exact RMS'):
+                  yield make(
+                    'path_products',
+                    gap - 0.4 * depth,
+                    quantity=f'{what}, {layers} layers',
+                    ablation=ablation,
+                    at=at,
+                    **common,
+                  )
           for ablation in layer_outputs.ABLATIONS.values():
             for quantity in layer_outputs.QUANTITIES:
               for at in (measure.LAST, 0):
@@ -122,18 +138,6 @@ class Tables:
               ablation='no identities',
               **common,
             )
-      for ffn, ablation in theory.LAW_ABLATIONS.items():
-        for scaling in ('absolute', 'relative'):
-          yield make(
-            'theory',
-            -(3.0 ** (depth - ffn)),
-            quantity='law of depth',
-            ablation=ablation,
-            norm='spectral',
-            scaling=scaling,
-            depth=depth,
-            exponent=self.draw(3),
-          )
       for at, spread in ((0, 0.1), (100, 3.0), (measure.LAST, 1.0)):
         yield row(
           'attention',

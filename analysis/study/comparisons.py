@@ -1,0 +1,229 @@
+"""Trainings side by side: the main numbers of every comparison of a study."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import math
+
+from analysis import curves
+from analysis import statistics
+from analysis.study import decay
+from analysis.study import others
+from analysis.study import plan
+from analysis.study.evidence import Evidence
+from analysis.study.evidence import minus
+from analysis.study.evidence import NAMES
+from analysis.study.evidence import over_seeds
+
+ByTag = Mapping[str, Evidence]
+_ACCURACY = 'test accuracy, points'
+
+
+def _tests(evidence: Evidence) -> dict[str, list[statistics.Test]]:
+  """The main numbers of a comparison, Sinkhorn minus softmax."""
+  causes = decay.causes(evidence)
+  column_sums = others.grows_doubly_stochastic(evidence)
+  return {
+    'path products': decay.path_products(evidence),
+    'layer outputs': decay.layer_results(evidence),
+    'path products, same logits': [
+      x for x in causes if x.label == decay.NORMALIZER
+    ],
+    'path products, entropy of softmax': [
+      x for x in causes if x.label == decay.MATCHED
+    ],
+    'column sums of softmax (claim k)': column_sums[: len(evidence.depths)],
+    _ACCURACY: others.accuracy(evidence),
+  }
+
+
+def rows(study: plan.Study, evidence: ByTag) -> list[dict]:
+  """Every number, for a file; see `table`."""
+  return [
+    {
+      'training': comparison.title,
+      'tested': name,
+      'depth': x.test.depth,
+      'mean': x.test.sample.mean,
+      'half_width': x.test.sample.half_width,
+      'pairs': x.test.sample.count,
+      'corrected_p': x.corrected,
+      'verdict': x.verdict,
+    }
+    for comparison in _with_pairs(study, evidence)
+    for name, tests in _tests(evidence[comparison.tag]).items()
+    for x in statistics.judge(tests)
+  ]
+
+
+def table(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
+  """A line for each comparison, and what it changes; empty if there is one.
+
+  Numbers of a cell are corrected together.
+  """
+  comparisons = _with_pairs(study, evidence)
+  if len(comparisons) < 2:
+    return []
+  first = evidence[study.comparisons[0].tag]
+  found = []
+  for comparison in comparisons:
+    own = evidence[comparison.tag]
+    cells = {
+      name: cell(statistics.judge(tests)) for name, tests in _tests(own).items()
+    }
+    cells[_ACCURACY] += f'\n{accuracies(own)}'
+    pairs = str(len(own.seeds))
+    found.append({'training': comparison.title, 'pairs': pairs} | cells)
+    if own is not first and len(_shared(own, first)) >= statistics.LEAST_COUNT:
+      found.append(_change(comparison, own, first))
+  names = dict.fromkeys(name for line in found for name in line)
+  return [{k: x.get(k, '') for k in names} for x in found]
+
+
+def _change(comparison, own, first):
+  """What another training changes, pair by pair."""
+  shared = _shared(own, first)
+  line = {
+    'training': f'{comparison.title}: what it changes',
+    'pairs': str(len(shared)),
+  }
+  for name, gap in (
+    ('path products', decay.FIXED.paths),
+    ('layer outputs', decay.FIXED.outputs),
+  ):
+    tests = []
+    for depth in own.depths:
+      ours, theirs = (
+        {k: v for k, v in gap(x, depth).items() if k in shared}
+        for x in (own, first)
+      )
+      tests.append(statistics.of_pairs(name, depth, minus(ours, theirs)))
+    line[name] = cell(statistics.judge(tests), verdict=False)
+  return line
+
+
+def _shared(own, first):
+  return sorted(set(own.seeds) & set(first.seeds))
+
+
+def exploratory(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
+  """Of comparisons without verdicts: both models themselves, no tests."""
+  found = []
+  for comparison in _with_pairs(study, evidence):
+    own = evidence[comparison.tag]
+    found.append(
+      {
+        'training': comparison.title,
+        'pairs': str(len(own.seeds)),
+        'test accuracy': accuracies(own),
+        'path products': _both(own, decay.PATHS, decay.FIXED.paths),
+        'layer outputs, relative': _both(
+          own,
+          {
+            'analysis': 'layer_outputs',
+            'quantity': decay.FIXED.output,
+            'ablation': decay.FULL,
+            'norm': 'spectral',
+            'scaling': 'relative',
+          },
+          decay.FIXED.outputs,
+        ),
+        'tokens with skips off, exact': _both(own, decay.pure_point(own)),
+      }
+    )
+  return found
+
+
+def _both(evidence, point, gap=None):
+  """Means of log10 of each normalizer at all depths, and the difference."""
+  lines = []
+  for normalizer, name in NAMES.items():
+    numbers = [
+      _short(evidence.values(normalizer, **point, depth=x), '.3g')
+      for x in evidence.depths
+    ]
+    lines.append(f'{name} {" / ".join(numbers)}')
+  if gap:
+    numbers = [_short(gap(evidence, x), '+.2f') for x in evidence.depths]
+    lines.append(f'difference {" / ".join(numbers)}')
+  return '\n'.join(lines)
+
+
+def _short(values, form):
+  mean = over_seeds(values)
+  return 'no number' if math.isnan(mean) else f'{mean:{form}}'
+
+
+def _with_pairs(study, evidence) -> list[plan.Comparison]:
+  return [x for x in study.comparisons if evidence[x.tag].seeds]
+
+
+def cell(judged: list[statistics.Judged], verdict: bool = True) -> str:
+  """Numbers of all depths, and a verdict below them."""
+  numbers = statistics.numbers(judged)
+  return f'{numbers}\n{statistics.overall(judged)}' if verdict else numbers
+
+
+def accuracies(evidence: Evidence) -> str:
+  """Test accuracy of both, in percent."""
+  texts = []
+  for normalizer, name in NAMES.items():
+    values = evidence.values(
+      normalizer, analysis='training', quantity='test accuracy'
+    )
+    texts.append(f'{name} {100 * over_seeds(values):.2f} %')
+  return '\n'.join(texts)
+
+
+def tuned(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
+  """The best learning rate of each normalizer, by its validation loss.
+
+  The loss, as accuracies of a few thousand examples differ by less than they
+  are known to. Empty until all trainings of the grid are there.
+  """
+  titles = {x.tag: x.title for x in study.comparisons}
+  seed = 0
+  if not study.grid or any(seed not in evidence[x].seeds for x in study.grid):
+    return []
+  best, found = {}, []
+  for normalizer, name in NAMES.items():
+    losses, scores = (
+      {
+        tag: evidence[tag].value(
+          normalizer, seed, analysis='training', quantity=f'validation {what}'
+        )
+        for tag in study.grid
+      }
+      for what in ('loss', 'accuracy')
+    )
+    best[normalizer] = min(losses, key=losses.__getitem__)
+    found.append(
+      {
+        'what': f'{name}: validation loss (accuracy)',
+        'value': '\n'.join(
+          f'{losses[x]:.4f} ({100 * scores[x]:.2f} %): {titles[x]}'
+          f'{" (chosen)" if x == best[normalizer] else ""}'
+          for x in study.grid
+        ),
+      }
+    )
+  num_layers = evidence[study.grid[0]].depths[-1]
+  pair = Evidence(_chosen(best, evidence, seed), num_layers)
+  for words, tests in (
+    ('path products', decay.path_products(pair)),
+    ('layer outputs', decay.layer_results(pair)),
+  ):
+    found.append(
+      {
+        'what': f'{words}, Sinkhorn minus softmax, log10 (one pair)',
+        'value': cell(statistics.judge(tests), verdict=False),
+      }
+    )
+  found.append({'what': 'test accuracy', 'value': accuracies(pair)})
+  return found
+
+
+def _chosen(best, evidence, seed) -> Iterator[dict]:
+  for normalizer, tag in best.items():
+    yield from curves.select(
+      evidence[tag].rows, seed=seed, normalizer=normalizer
+    )
