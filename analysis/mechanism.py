@@ -146,6 +146,7 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
         'quantity': 'path, first layers',
         'ablation': 'skip a choice' if options['skip'] else 'heads only',
         'paths': options['num_paths'],
+        'entropy': float(rank.mechanism.mean_entropy(attention, mask).mean()),
         'row_error': float(np.max(row_error)),
         'column_error': float(np.max(column_error)),
       },

@@ -363,6 +363,15 @@ def causes(evidence: Evidence) -> Tests:
   ]
 
 
+def _entropy(evidence, name):
+  """Of a stack, in words; the same at all depths."""
+  values = {
+    seed: _stack(evidence, seed, name, evidence.depths[-1], 'entropy')
+    for seed in evidence.seeds
+  }
+  return f'{name} {_number(values)}'
+
+
 def same_logits_and_entropy(evidence: Evidence, depth: int) -> Values:
   """Of `SAME_LOGITS_AND_ENTROPY`, by seed."""
   parts = MORE_CAUSES[SAME_LOGITS_AND_ENTROPY]
@@ -379,16 +388,18 @@ def _weighted(evidence, parts, depth):
   }
 
 
-def _stack(evidence, seed, name, depth):
+def _stack(evidence, seed, name, depth, column='mean'):
   return evidence.value(
     # A pair's rows are under the normalizer of its first run.
     plan.SOFTMAX,
     seed,
+    column,
     **PATHS | {'analysis': 'mechanism', 'stack': name, 'depth': depth},
   )
 
 
 _SOFTMAX, _SINKHORN = mechanism.SOFTMAX, mechanism.SINKHORN
+_SWAPPED = mechanism.PANELS['normalizer swapped']
 NORMALIZER = 'Sinkhorn in place of softmax, the same logits'
 LOGITS = 'logits trained under Sinkhorn, the same normalizer'
 MATCHED = 'both at the attention entropy of softmax'
@@ -474,6 +485,10 @@ def causes_details(evidence: Evidence) -> list[str]:
     'The whole difference on these examples, Sinkhorn minus softmax, which the'
     f' first two parts add up to: {", ".join(texts)}.'
   ]
+  lines.append(
+    'Attention entropy in nats, mean over layers: '
+    f'{"; ".join(_entropy(evidence, x) for x in _SWAPPED)}.'
+  )
   for label, parts in MORE_CAUSES.items():
     texts = [
       f'{_number(_weighted(evidence, parts, depth))} at {depth}'

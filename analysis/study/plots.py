@@ -3,6 +3,7 @@
 Each can be read in grey: curves differ in marker and line style.
 """
 
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import textwrap
@@ -362,29 +363,32 @@ def _draw_causes(fig, points, depths, rows):
 
 
 def _robustness(found):
-  points = {'a': {}, 'b': {}}
+  points, changed = {'a': {}, 'b': {}}, set()
   for x in found:
     if x.claim in points:
-      samples = points[x.claim].setdefault(x.choice, {})
-      samples[x.judged.test.depth] = x.judged.test.sample
+      depth = x.judged.test.depth
+      points[x.claim].setdefault(x.choice, {})[depth] = x.judged.test.sample
+      if x.changes:
+        changed.add((x.claim, x.choice, depth))
   depths = sorted({x.judged.test.depth for x in found if x.claim == 'a'})
   heights = [len(x) for x in points.values()]
   return Plot(
     'robustness',
     'Claims a (path products, above) and b (layer outputs, below) under other'
     ' choices: Sinkhorn minus softmax, log10 of the residual (to the right of'
-    f' 0: as claimed). {_INTERVAL}',
+    f' 0: as claimed). Open: another verdict than as fixed. {_INTERVAL}',
     (9, 0.24 * sum(heights) + 1.8),
-    lambda fig: _draw_robustness(fig, points, depths, heights),
+    lambda fig: _draw_robustness(fig, points, depths, heights, changed),
   )
 
 
-def _draw_robustness(fig, points, depths, heights):
+def _draw_robustness(fig, points, depths, heights, changed):
   panels = fig.subplots(
     2, len(depths), sharey='row', squeeze=False, height_ratios=heights
   )
   for line, (claim, own) in zip(panels, points.items(), strict=True):
-    _draw_forest(line, own, depths)
+    mine = {tuple(rest) for letter, *rest in changed if letter == claim}
+    _draw_forest(line, own, depths, mine)
     line[0].set_ylabel(f'claim {claim}')
 
 
@@ -392,8 +396,16 @@ def _draw_forest(
   panels,
   points: Mapping[str, Mapping[int, statistics.Sample]],
   depths: Sequence[int],
+  hollow: Collection[tuple[str, int]] = (),
 ):
-  """A line for each label, a panel for each depth."""
+  """A line for each label, a panel for each depth.
+
+  Args:
+    panels: where to.
+    points: by label and depth.
+    depths: of the panels.
+    hollow: labels and depths whose markers are open.
+  """
   labels = list(points)
   for ax, depth in zip(panels, depths, strict=True):
     ax.axvline(0, color='#888888', linewidth=0.8)
@@ -412,6 +424,17 @@ def _draw_forest(
       elinewidth=1,
       capsize=2,
     )
+    for y in places:
+      if (labels[y], depth) in hollow:
+        ax.plot(
+          samples[y].mean,
+          y,
+          color='#000000',
+          marker='o',
+          markersize=3.5,
+          markerfacecolor='white',
+          zorder=3,
+        )
     for y in set(range(len(labels))).difference(places):
       # Not nothing: no number.
       ax.text(

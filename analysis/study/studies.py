@@ -147,12 +147,12 @@ def _cats_vs_dogs(preset):
     'cpu': (
       _main(
         '1050steps',
-        '30 epochs of 1,120 photos, 64 pixels',
+        '30 epochs of 1,119 photos, 64 pixels',
         seeds,
         # After 1, 3 and 10 epochs.
         {'total_steps': 1050, 'checkpoint.keep_steps': (35, 105, 350)},
       ),
-      _pair('224px', '3 epochs of 1,120 photos, 224 pixels', large),
+      _pair('224px', '3 epochs of 1,119 photos, 224 pixels', large),
     ),
     'full': (_main('', '50 epochs of 20,000 photos, 224 pixels', seeds),),
     'tiny': (_main('tiny', '20 steps', (0, 1)),),
@@ -233,7 +233,7 @@ def _sinkformers_cats_vs_dogs(preset):
   comparisons = {
     'quick': _main('sinkformers_40steps', '40 steps, 64 pixels', (0,), small),
     'cpu': _main(
-      'sinkformers_350steps', '20 epochs of 1,120 photos', (0,), _steps(350)
+      'sinkformers_350steps', '20 epochs of 1,119 photos', (0,), _steps(350)
     ),
     'full': _main('sinkformers', '300 epochs of 20,000 photos', (0, 1, 2)),
     'tiny': _main('sinkformers_tiny', '20 steps', (0,), tiny),

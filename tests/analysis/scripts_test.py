@@ -397,10 +397,15 @@ def test_mechanism(subjects, tmp_path):
   assert names == {y for x in mechanism.PANELS.values() for y in x}
   # Softmax on these logits, as sharp as Sinkhorn is on them.
   entropy = rank.mechanism.mean_entropy(capture.attention)
+  for name in ('sinkhorn', "softmax, sinkhorn's entropy"):
+    found = curve(
+      rows,
+      'entropy',
+      group=f'sinkhorn logits, {name}',
+      quantity='path, first layers',
+    )
+    np.testing.assert_allclose(found, entropy.mean(), atol=1e-8)
   _, attention = rank.mechanism.match_entropy(capture.logits, entropy, 0)
-  np.testing.assert_allclose(
-    rank.mechanism.mean_entropy(attention), entropy, atol=1e-8
-  )
   np.testing.assert_allclose(
     curve(
       rows,

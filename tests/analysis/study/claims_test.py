@@ -183,8 +183,10 @@ def test_causes():
     'both at the attention entropy of Sinkhorn': [UNKNOWN] * 3,
     'softmax without the column bias of its logits': [UNKNOWN] * 3,
   }
-  # The two main effects are all there is.
   tables = synthetic.Tables(gap=1.0).evidence()
+  text = ' '.join(decay.causes_details(tables))
+  assert 'softmax logits, softmax +2.40; softmax logits, sinkhorn +3.40' in text
+  # The two main effects are all there is.
   tests = decay.causes(tables)
   for i, depth in enumerate(synthetic.DEPTHS):
     whole = evidence.over_seeds(decay.whole_difference(tables, depth))

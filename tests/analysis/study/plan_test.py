@@ -143,6 +143,45 @@ def test_jobs(tmp_path):
   assert not measure.jobs(found, finished, ())
 
 
+def test_a_measure_of_ones_own_is_measured_of_every_run(tmp_path):
+  found = study(preset='tiny')
+  runs = found.runs(tmp_path)
+  for run in runs:
+    made_up_runs.make(run)
+  jobs = measure.jobs(found, runs, {'weight_of_self'})
+  assert [x.runs[0].name for x in jobs] == [x.name for x in runs]
+  assert {(x.analysis, x.step) for x in jobs} == {('weight_of_self', 20)}
+  assert all(x.seconds > 0 for x in jobs)
+
+
+def test_pure_attention_is_followed_exactly_where_it_was_trained(tmp_path):
+  found = study('variants', 'tiny')
+  runs = found.runs(tmp_path)
+  for run in runs:
+    made_up_runs.make(run)
+  jobs = measure.jobs(found, runs, {'theory', 'attention'})
+  assert {x.analysis for x in jobs} == {'theory'}
+  assert len(jobs) == len(runs)
+
+
+def test_column_sums_are_followed_in_all_comparisons(tmp_path):
+  found = study()
+  runs = [x for x in found.runs(tmp_path) if '3epochs' in x.name]
+  for run in runs:
+    made_up_runs.make(run)
+  jobs = measure.jobs(found, runs, {'attention', 'lipschitz'})
+  assert [x.step for x in jobs] == [0, 2577] * 2
+
+
+def test_what_a_training_has_recorded(tmp_path):
+  (run, *_) = study(preset='tiny').runs(tmp_path)
+  made_up_runs.make(run)
+  values = {x['quantity']: x['mean'] for x in measure.training_rows(run)}
+  # 32 examples a second, 16 a step and 4000 an epoch.
+  assert values['seconds a step'] == 0.5
+  assert values['seconds an epoch'] == 125
+
+
 def test_a_name_for_what_is_measured(tmp_path):
   found = study(preset='tiny')
   runs = found.runs(tmp_path)

@@ -87,6 +87,17 @@ def test_a_study_without_data_is_left_out_of_several(
     reproduce(tmp_path, 'ag_news', **asked).run(dry_run=True)
 
 
+def test_single_claims_need_the_main_comparison_alone(
+  tmp_path, capsys, second_steps
+):
+  wanted = studies.of('variants', 'tiny')
+  asked = reproduction.Reproduction(
+    wanted, tmp_path, tmp_path / 'out', letters=['a']
+  )
+  asked.run(dry_run=True)
+  assert '2 planned, 0 finished, 2 to be trained' in capsys.readouterr().out
+
+
 def test_a_run_of_two_studies_is_trained_once(tmp_path, capsys, second_steps):
   reproduce(tmp_path, 'mnist', 'variants').run(dry_run=True)
   text = capsys.readouterr().out

@@ -225,4 +225,5 @@ class Tables:
           scaling='absolute',
           stack=stack,
           group=stack,
+          entropy=3.4 if stack.endswith('sinkhorn') else 2.4,
         )
