@@ -111,7 +111,9 @@ def test_the_answer_is_that_of_the_results():
   found = [x for x in EFFECT.findall(answer) if x[2]]
   assert found
   text = (ROOT / 'analysis/results/mnist/claims.json').read_text('utf-8')
-  sentences = ' '.join(json.loads(text)['robustness'])
+  content = json.loads(text)
+  details = [y for x in content['claims'] for y in x['details']]
+  sentences = ' '.join(content['robustness'] + details)
   for mean, digits, half_width in found:
     known = {
       effect

@@ -110,13 +110,14 @@ def exploratory(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
   found = []
   for comparison in _with_pairs(study, evidence):
     own = evidence[comparison.tag]
+    where = f'at {" / ".join(map(str, own.depths))}'
     found.append(
       {
         'training': comparison.title,
         'pairs': str(len(own.seeds)),
         'test accuracy': accuracies(own),
-        'path products': _both(own, decay.PATHS, decay.FIXED.paths),
-        'layer outputs, relative': _both(
+        f'path products {where}': _both(own, decay.PATHS, decay.FIXED.paths),
+        f'layer outputs, relative, {where}': _both(
           own,
           {
             'analysis': 'layer_outputs',
@@ -127,7 +128,9 @@ def exploratory(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
           },
           decay.FIXED.outputs,
         ),
-        'tokens with skips off, exact': _both(own, decay.pure_point(own)),
+        f'tokens with skips off, exact, {where}': _both(
+          own, decay.pure_point(own)
+        ),
       }
     )
   return found

@@ -69,7 +69,7 @@ class Content:
     figures: to be drawn.
     large_tables: by the name of their file: ``curves`` over runs,
       ``differences`` of pairs, ``depths`` (every run, where verdicts are),
-      ``comparisons`` (the main numbers of every comparison).
+      ``comparisons`` (the main tests of every comparison).
     variations: claims a to c under other choices; empty without runs.
     robustness: what other choices change, in sentences.
     tables: small ones by title, for the page.
@@ -117,9 +117,10 @@ def of_runs(
   """The content of a study of runs; arguments as in `evidence_of`."""
   evidence = evidence_of(study, finished, measured)
   first = evidence[study.comparisons[0].tag]
-  answers, variations = [], []
+  answers, variations, tested = [], [], {}
   if not study.exploratory:
     answers = claims_lib.answers(study.claims, first)
+    tested = {'comparisons': comparisons.rows(study, evidence)}
     variations = robustness.variations(first)
   summary = robustness.summary(variations)
   if study.looked_at is not None:
@@ -129,8 +130,7 @@ def of_runs(
     study=study,
     answers=answers,
     figures=_figures(study, evidence, variations),
-    large_tables=_large_tables(list(evidence.values()))
-    | {'comparisons': comparisons.rows(study, evidence)},
+    large_tables=_large_tables(list(evidence.values())) | tested,
     variations=variations,
     robustness=summary,
     tables={

@@ -175,11 +175,12 @@ def test_exploratory_comparisons_have_no_verdict(tmp_path):
   assert [x['name'] for x in found['figures']] == ['comparisons', 'trainings']
   table = found['tables']['Trainings side by side']
   assert table[1]['training'] == 'without FFN'
-  assert table[1]['path products'] == (
+  assert table[1]['path products at 4 / 12 / 24'] == (
     'softmax -1.6 / -4.8 / -9.6\nSinkhorn -0.6 / -3.8 / -8.6\n'
     'difference +1.00 / +1.00 / +1.00'
   )
-  assert table[2]['tokens with skips off, exact'].startswith('softmax -27 /')
+  name = 'tokens with skips off, exact, at 4 / 12 / 24'
+  assert table[2][name].startswith('softmax -27 /')
   assert 'cannot be told' not in str(table)
   page.write([found], [tmp_path / 'variants'], tmp_path / 'variants')
   text = (tmp_path / 'variants' / page.PAGE).read_text()
