@@ -125,6 +125,16 @@ def test_the_answer_is_that_of_the_results():
     assert said or (mean, half_width) in known, (mean, half_width)
 
 
+def test_other_trainings_are_those_of_the_results():
+  (paragraph,) = re.findall(r'^At half the .*\n(?:.+\n)+', README, re.M)
+  found = EFFECT.findall(paragraph.replace('\n', ' '))
+  text = (ROOT / 'analysis/results/mnist/claims.json').read_text('utf-8')
+  tables = str(json.loads(text)['tables']['Trainings side by side'])
+  assert len(found) == 12
+  for mean, _, half_width in found:
+    assert f'{mean} ± {half_width}' in tables
+
+
 def test_the_makefile_and_the_readme_set_what_the_study_sets():
   (tunables,) = estimate.ENVIRONMENT.values()
   assert f'export GLIBC_TUNABLES={tunables}\n' in README
