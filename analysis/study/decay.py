@@ -372,10 +372,16 @@ def _entropy(evidence, name):
   return f'{name} {_number(values)}'
 
 
-def same_logits_and_entropy(evidence: Evidence, depth: int) -> Values:
-  """Of `SAME_LOGITS_AND_ENTROPY`, by seed."""
-  parts = MORE_CAUSES[SAME_LOGITS_AND_ENTROPY]
-  return _weighted(evidence, parts, depth)
+def added_causes(evidence: Evidence) -> Tests:
+  """What was added when results had been seen: for a figure, not for verdicts.
+
+  At the same entropy the normalizer alone, and the column bias alone.
+  """
+  return [
+    of_pairs(label, depth, _weighted(evidence, _MORE_CAUSES[label], depth))
+    for label in (_SAME_LOGITS_AND_ENTROPY, _NO_BIAS_SAME_ENTROPY)
+    for depth in evidence.depths
+  ]
 
 
 def _weighted(evidence, parts, depth):
@@ -431,12 +437,13 @@ _CAUSES = {
     f'{_SOFTMAX}softmax': -1,
   },
 }
-SAME_LOGITS_AND_ENTROPY = (
+_SAME_LOGITS_AND_ENTROPY = (
   'Sinkhorn in place of softmax, the same logits at the same attention entropy'
 )
+_NO_BIAS_SAME_ENTROPY = 'Softmax without the column bias, at the same entropy'
 # Told beside the tests of n, without verdict: the simple effects that the first
 # two are means of, and what was added when results had been seen.
-MORE_CAUSES = {
+_MORE_CAUSES = {
   'Sinkhorn in place of softmax, on logits of softmax': {
     f'{_SOFTMAX}sinkhorn': 1,
     f'{_SOFTMAX}softmax': -1,
@@ -453,13 +460,13 @@ MORE_CAUSES = {
     f'{_SINKHORN}sinkhorn': 1,
     f'{_SOFTMAX}sinkhorn': -1,
   },
-  SAME_LOGITS_AND_ENTROPY: {
+  _SAME_LOGITS_AND_ENTROPY: {
     f"{_SOFTMAX}sinkhorn, softmax's entropy": 0.5,
     f'{_SOFTMAX}softmax': -0.5,
     f'{_SINKHORN}sinkhorn': 0.5,
     f"{_SINKHORN}softmax, sinkhorn's entropy": -0.5,
   },
-  'Softmax without the column bias, at the same entropy': {
+  _NO_BIAS_SAME_ENTROPY: {
     f"{_SOFTMAX}softmax, bias removed, softmax's entropy": 1,
     f'{_SOFTMAX}softmax': -1,
   },
@@ -489,7 +496,7 @@ def causes_details(evidence: Evidence) -> list[str]:
     'Attention entropy in nats, mean over layers: '
     f'{"; ".join(_entropy(evidence, x) for x in _SWAPPED)}.'
   )
-  for label, parts in MORE_CAUSES.items():
+  for label, parts in _MORE_CAUSES.items():
     texts = [
       f'{_number(_weighted(evidence, parts, depth))} at {depth}'
       for depth in evidence.depths

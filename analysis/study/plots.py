@@ -328,15 +328,8 @@ def _causes(evidence):
     for depth in evidence.depths
   ]
   points = {}
-  added = [
-    statistics.of_pairs(
-      decay.SAME_LOGITS_AND_ENTROPY,
-      depth,
-      decay.same_logits_and_entropy(evidence, depth),
-    )
-    for depth in evidence.depths
-  ]
-  for test in [*whole, *decay.causes(evidence), *added]:
+  tests = decay.causes(evidence) + decay.added_causes(evidence)
+  for test in [*whole, *tests]:
     points.setdefault(test.label, {})[test.depth] = test.sample
   return Plot(
     'causes',
@@ -347,11 +340,12 @@ def _causes(evidence):
       ' of trained models is the sum of two: of Sinkhorn in place of softmax on'
       ' the same logits, and of the logits trained under it. Then'
       ' both models at temperatures that give the same entropy in each layer,'
-      ' softmax without the column bias of its logits, and Sinkhorn in place of'
-      ' softmax where logits and entropy are the same.',
+      ' softmax without the column bias of its logits; and where the entropy is'
+      ' the same, Sinkhorn in place of softmax on the same logits, and softmax'
+      ' without the column bias.',
       _INTERVAL,
     ),
-    (8, 3.6),
+    (8, 4),
     lambda fig: _draw_causes(fig, points, evidence.depths, rows),
   )
 
