@@ -259,7 +259,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         paths,
         'Spectral norm of the residual of path products (first k layers),'
         ' absolute. Left: logits of the softmax and of the Sinkhorn model'
-        ' through either normalizer. Middle: without the column bias of the'
+        ' through either normalizer. Second: without the column bias of the'
         ' logits. Third: at temperatures that give, in each layer, the mean'
         ' entropy of the other model. Right: at temperatures that give that of'
         ' the model as trained, after swapping the normalizer or removing the'

@@ -68,9 +68,10 @@ def table(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
   for comparison in comparisons:
     own = evidence[comparison.tag]
     cells = {
-      name: cell(statistics.judge(tests)) for name, tests in _tests(own).items()
+      name: _cell(statistics.judge(tests))
+      for name, tests in _tests(own).items()
     }
-    cells[_ACCURACY] += f'\n{accuracies(own)}'
+    cells[_ACCURACY] += f'\n{_accuracies(own)}'
     pairs = str(len(own.seeds))
     found.append({'training': comparison.title, 'pairs': pairs} | cells)
     if own is not first and len(_shared(own, first)) >= statistics.LEAST_COUNT:
@@ -97,7 +98,7 @@ def _change(comparison, own, first):
         for x in (own, first)
       )
       tests.append(statistics.of_pairs(name, depth, minus(ours, theirs)))
-    line[name] = cell(statistics.judge(tests), verdict=False)
+    line[name] = _cell(statistics.judge(tests), verdict=False)
   return line
 
 
@@ -115,7 +116,7 @@ def exploratory(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
       {
         'training': comparison.title,
         'pairs': str(len(own.seeds)),
-        'test accuracy': accuracies(own),
+        'test accuracy': _accuracies(own),
         f'path products {where}': _both(own, decay.PATHS, decay.FIXED.paths),
         f'layer outputs, relative, {where}': _both(
           own,
@@ -160,19 +161,17 @@ def _with_pairs(study, evidence) -> list[plan.Comparison]:
   return [x for x in study.comparisons if evidence[x.tag].seeds]
 
 
-def cell(judged: list[statistics.Judged], verdict: bool = True) -> str:
+def _cell(judged, verdict=True):
   """Numbers of all depths, and a verdict below them."""
   numbers = statistics.numbers(judged)
   return f'{numbers}\n{statistics.overall(judged)}' if verdict else numbers
 
 
-def accuracies(evidence: Evidence) -> str:
+def _accuracies(evidence):
   """Test accuracy of both, in percent."""
   texts = []
   for normalizer, name in NAMES.items():
-    values = evidence.values(
-      normalizer, analysis='training', quantity='test accuracy'
-    )
+    values = others.trained(evidence, normalizer, 'test accuracy')
     texts.append(f'{name} {100 * over_seeds(values):.2f} %')
   return '\n'.join(texts)
 
@@ -218,10 +217,10 @@ def tuned(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
     found.append(
       {
         'what': f'{words}, Sinkhorn minus softmax, log10 (one pair)',
-        'value': cell(statistics.judge(tests), verdict=False),
+        'value': _cell(statistics.judge(tests), verdict=False),
       }
     )
-  found.append({'what': 'test accuracy', 'value': accuracies(pair)})
+  found.append({'what': 'test accuracy', 'value': _accuracies(pair)})
   return found
 
 

@@ -140,7 +140,7 @@ def of_runs(
       'Learning rate tuned for each normalizer': comparisons.tuned(
         study, evidence
       ),
-      'Runs': [_run_row(x) for x in finished],
+      'Runs': [_run_row(x, evidence[x.comparison.tag]) for x in finished],
     },
     notes=list(dict.fromkeys([*_notes(study, finished, first), *problems])),
     revisions=list(dict.fromkeys(x.by for x in measured)),
@@ -276,17 +276,17 @@ def _provenance(run):
   return workdir_lib.read_json(run.workdir / 'provenance.json')
 
 
-def _training(run, quantity):
-  """One number that the training has recorded."""
-  (row,) = curves.select(measure.training_rows(run), quantity=quantity)
-  return row['mean']
-
-
-def _run_row(run):
+def _run_row(run, evidence):
   result = workdir_lib.read_json(run.workdir / 'result.json')
   provenance = _provenance(run)
   data = provenance['data']
   starts = provenance['starts']
+  epoch = evidence.value(
+    run.normalizer,
+    run.seed,
+    analysis='training',
+    quantity='seconds an epoch',
+  )
   return {
     'run': run.name,
     'steps': result['step'],
@@ -295,7 +295,7 @@ def _run_row(run):
     'test loss': f'{result["test"]["loss"]:.4f}',
     'largest column error': f'{result["test"]["column_error"]:.2g}',
     'minutes': f'{result["train_s"] / 60:.0f}',
-    'minutes an epoch': f'{_training(run, "seconds an epoch") / 60:.1f}',
+    'minutes an epoch': f'{epoch / 60:.1f}',
     'data': f'{data["name"]}, {data["splits"]["train"]} for training,'
     f' {data["fingerprint"][:8]}',
     'code': ', '.join(

@@ -273,31 +273,27 @@ def pure_point(evidence: Evidence) -> dict[str, str]:
 
   With the FFN where the model has one.
   """
-  point = {
-    'analysis': 'theory',
-    'quantity': 'law of depth',
-    'norm': 'spectral',
-    'scaling': 'relative',
-  }
   for ffn in (True, False):
-    found = point | {'ablation': theory.LAW_ABLATIONS[ffn]}
+    found = _law_point(ffn, 'relative')
     row = found | {'depth': evidence.depths[-1]}
     if any(evidence.row(x, evidence.seeds[0], **row) for x in NAMES):
       break
   return found
 
 
+def _law_point(ffn, scaling):
+  return {
+    'analysis': 'theory',
+    'quantity': 'law of depth',
+    'ablation': theory.LAW_ABLATIONS[ffn],
+    'norm': 'spectral',
+    'scaling': scaling,
+  }
+
+
 def _law(evidence, normalizer, ffn, depth, column='mean', scaling='absolute'):
-  return evidence.values(
-    normalizer,
-    column,
-    analysis='theory',
-    quantity='law of depth',
-    ablation=theory.LAW_ABLATIONS[ffn],
-    norm='spectral',
-    scaling=scaling,
-    depth=depth,
-  )
+  point = _law_point(ffn, scaling)
+  return evidence.values(normalizer, column, **point, depth=depth)
 
 
 def pure_attention_details(evidence: Evidence) -> list[str]:
@@ -322,11 +318,11 @@ def pure_attention_details(evidence: Evidence) -> list[str]:
 
 def _collapsed(evidence, normalizer):
   """The first layer that has collapsed, of each pair that has one."""
-  found = []
+  point, found = _law_point(False, 'relative'), []
   for seed in evidence.seeds:
-    for depth in range(1, max(evidence.depths) + 1):
-      values = _law(evidence, normalizer, False, depth, scaling='relative')
-      if values[seed] < math.log10(COLLAPSED):
+    for depth in range(1, evidence.depths[-1] + 1):
+      value = evidence.value(normalizer, seed, **point, depth=depth)
+      if value < math.log10(COLLAPSED):
         found.append(depth)
         break
   return found

@@ -43,7 +43,6 @@ class Evidence:
   def __init__(self, rows: Iterable[tables.Row], num_layers: int):
     self.rows = list(rows)
     self.depths = depths(num_layers)
-    self._num_layers = num_layers
     self._rows = {}
     seeds = {}
     for row in self.rows:
@@ -56,7 +55,7 @@ class Evidence:
   def without(self, seed: int) -> 'Evidence':
     """The same without a pair."""
     rows = [x for x in self.rows if x['seed'] != seed]
-    return Evidence(rows, self._num_layers)
+    return Evidence(rows, self.depths[-1])
 
   def row(self, normalizer: str, seed: int, **point) -> tables.Row | None:
     """One row; None if it has not been measured."""

@@ -19,6 +19,7 @@ from analysis.study.evidence import Evidence
 from analysis.study.evidence import minus
 from analysis.study.evidence import NAMES
 from analysis.study.evidence import over_seeds
+from analysis.study.evidence import Values
 
 Tests = list[statistics.Test]
 
@@ -272,7 +273,7 @@ def accuracy_details(evidence: Evidence) -> list[str]:
   lines = []
   for normalizer, name in NAMES.items():
     share, loss = (
-      over_seeds(_trained(evidence, normalizer, x))
+      over_seeds(trained(evidence, normalizer, x))
       for x in ('test accuracy', 'test loss')
     )
     lines.append(
@@ -301,11 +302,11 @@ def cost_number(sample: statistics.Sample) -> str:
 
 
 def _seconds(evidence):
-  return {x: _trained(evidence, x, 'seconds a step') for x in NAMES}
+  return {x: trained(evidence, x, 'seconds a step') for x in NAMES}
 
 
-def _trained(evidence, normalizer, quantity):
-  """What the training itself recorded."""
+def trained(evidence: Evidence, normalizer: str, quantity: str) -> Values:
+  """What the trainings themselves recorded, by seed."""
   return evidence.values(normalizer, analysis='training', quantity=quantity)
 
 
@@ -320,7 +321,7 @@ def cost_details(evidence: Evidence) -> list[str]:
   ]
   listed = ', '.join(f'{x:.2f}' for x in ratios)
   epochs = ', '.join(
-    f'{name} {_minutes(over_seeds(_trained(evidence, x, "seconds an epoch")))}'
+    f'{name} {_minutes(over_seeds(trained(evidence, x, "seconds an epoch")))}'
     for x, name in NAMES.items()
   )
   return [

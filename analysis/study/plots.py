@@ -6,6 +6,7 @@ Each can be read in grey: curves differ in marker and line style.
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
+import math
 import textwrap
 
 import numpy as np
@@ -46,15 +47,16 @@ def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
   Args:
     titles: the evidence of each, and what it is called.
   """
-  point = {k: v for k, v in decay.PATHS.items() if k != 'analysis'}
   points = {
-    title: (_rows(evidence, analysis='path_products', **point), evidence.depths)
+    title: (_rows(evidence, **decay.PATHS), evidence.depths)
     for evidence, title in titles.items()
     if evidence.seeds
   }
   if len(points) < 2:
     return []
   rows = [x for found, _ in points.values() for x in found]
+  columns = min(len(points), 4)
+  lines = math.ceil(len(points) / columns)
   return [
     Plot(
       'trainings',
@@ -65,16 +67,14 @@ def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
         ' curves are depths. Means over pairs.',
         _INTERVAL,
       ),
-      (3.2 * min(len(points), 4), 3.4 * -(-len(points) // 4)),
-      lambda fig: _draw_trainings(fig, points, rows),
+      (3.2 * columns, 3.4 * lines),
+      lambda fig: _draw_trainings(fig, points, rows, (lines, columns)),
     )
   ]
 
 
-def _draw_trainings(fig, points, rows):
-  columns = min(len(points), 4)
-  lines = -(-len(points) // columns)
-  panels = fig.subplots(lines, columns, sharey=True, squeeze=False)
+def _draw_trainings(fig, points, rows, shape):
+  panels = fig.subplots(*shape, sharey=True, squeeze=False)
   for ax in panels.flat[len(points) :]:
     ax.remove()
   used = panels.flat[: len(points)]
@@ -238,8 +238,7 @@ def _draw_outputs(fig, rows):
 
 
 def _training(evidence):
-  point = {k: v for k, v in decay.PATHS.items() if k != 'analysis'}
-  rows = _rows(evidence, analysis='path_products', **point)
+  rows = _rows(evidence, **decay.PATHS)
   spread = _rows(
     evidence,
     analysis='attention',
