@@ -40,7 +40,7 @@ SWEEP = {
   'bound_softmax': 'first-order bound, softmax',
   'bound_sinkhorn': 'first-order bound, sinkhorn',
   'bound_global': 'bound for any logits',
-  'bound_paper': 'bound of Lapenna et al., factor 1',
+  'bound_paper': 'bound of Lapenna et al., lambda 1',
 }
 
 
@@ -236,8 +236,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
       curves.caption(
         law,
         'Attention without skip connections, of random weights'
-        f' ({_HEADS} heads, no FFN, no LayerNorm) and of trained runs (with'
-        ' LayerNorm, FFN off and on).'
+        f' ({_HEADS} heads, no FFN, no LayerNorm){_of_runs(law)}.'
         ' Left: minus log10 of the residual against the layer, where it is'
         ' positive; right: ratio of its change in a layer to that in the layer'
         ' before. The law of depth says 3 (dotted).',
@@ -246,6 +245,12 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
       lambda fig: _draw_law(fig, law),
     ),
   ]
+
+
+def _of_runs(rows):
+  if all(x['weights'] == 'random' for x in rows):
+    return ''
+  return ' and of runs (with LayerNorm, FFN off and on)'
 
 
 def _draw_bounds(fig, rows):
@@ -263,7 +268,7 @@ def _draw_bounds(fig, rows):
     ax.set_xscale('log')
     ax.set_title(words)
     ax.set_xlabel('spectral norm of the logits')
-  panels[0].set_ylabel('log10 of the residual')
+  panels[0].set_ylabel('log10 of the residual, or of its bound')
   handles, labels = panels[0].get_legend_handles_labels()
   fig.legend(handles, labels, loc='outside upper center', ncols=2)
   curves.finish(fig, rows)

@@ -160,6 +160,7 @@ _LIST = (
     ' decays by.',
     analyses=('random_control',),
     tests=others.control,
+    details=others.control_details,
   ),
   Claim(
     letter='h',

@@ -16,6 +16,11 @@ from analysis.study.evidence import over_seeds
 
 ByTag = Mapping[str, Evidence]
 _ACCURACY = 'test accuracy, points'
+_SHORT = {
+  decay.EQUALLY_SHARP: 'Sinkhorn',
+  decay.NO_BIAS: 'softmax without column bias',
+  decay.REST: 'Sinkhorn minus that',
+}
 
 
 def _tests(evidence: Evidence) -> dict[str, list[statistics.Test]]:
@@ -72,12 +77,24 @@ def table(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
       for name, tests in _tests(own).items()
     }
     cells[_ACCURACY] += f'\n{_accuracies(own)}'
+    cells['logits and entropy of softmax, over softmax (added later)'] = _added(
+      own
+    )
     pairs = str(len(own.seeds))
     found.append({'training': comparison.title, 'pairs': pairs} | cells)
     if own is not first and len(_shared(own, first)) >= statistics.LEAST_COUNT:
       found.append(_change(comparison, own, first))
   names = dict.fromkeys(name for line in found for name in line)
   return [{k: x.get(k, '') for k in names} for x in found]
+
+
+def _added(evidence):
+  """Causes that were added later: numbers, no verdicts."""
+  judged = statistics.judge(decay.added_causes(evidence))
+  return '\n'.join(
+    f'{_SHORT[label]}: {statistics.numbers(members)}'
+    for label, members in statistics.by_label(judged).items()
+  )
 
 
 def _change(comparison, own, first):

@@ -43,6 +43,7 @@ _COLUMNS = (
   'mean',
   'std',
   'count',
+  'entropy',
   'dtype',
 )
 _CURVES = ('path_products', 'layer_outputs', 'attention')

@@ -42,6 +42,8 @@ PATHS = {
 class Choice:
   """What is measured for claims a to c; the defaults are what they rest on.
 
+  Claim c compares ablations, and names them itself.
+
   Attributes:
     title: for tables.
     norm: of the residual.
@@ -50,7 +52,9 @@ class Choice:
     layers: which k layers a path of depth k goes through.
     average: over examples and paths, a column of summary tables.
     quantity: of products: of sampled paths, or the exact RMS over all.
+    factors: of a path: heads alone, or the skip as one more choice.
     output: quantity of layer outputs.
+    switches: which parts of the model outputs are of, an ablation.
     at: the step.
     stack: of the Sinkhorn runs, one of `iterations.name`; '' for their own.
   """
@@ -62,32 +66,34 @@ class Choice:
   layers: str = 'first'
   average: str = 'mean'
   quantity: str = 'path'
+  factors: str = HEADS
   output: str = 'attention_output'
+  switches: str = FULL
   at: str | int = measure.LAST
   stack: str = ''
 
-  def paths(self, evidence: Evidence, depth: int, ablation: str = HEADS):
+  def paths(self, evidence: Evidence, depth: int):
     """Path products, Sinkhorn minus softmax, by seed."""
     return evidence.difference(
       self.average,
       self._sinkhorn(),
       analysis='path_products',
       quantity=f'{self.quantity}, {self.layers} layers',
-      ablation=ablation,
+      ablation=self.factors,
       norm=self.norm,
       scaling=self.path_scaling,
       at=self.at,
       depth=depth,
     )
 
-  def outputs(self, evidence: Evidence, depth: int, ablation: str = FULL):
+  def outputs(self, evidence: Evidence, depth: int):
     """Layer outputs, Sinkhorn minus softmax, by seed."""
     return evidence.difference(
       self.average,
       self._sinkhorn(),
       analysis='layer_outputs',
       quantity=self.output,
-      ablation=ablation,
+      ablation=self.switches,
       norm=self.norm,
       scaling=self.output_scaling,
       at=self.at,
@@ -133,17 +139,17 @@ def shallow_and_skips(evidence: Evidence, choice: Choice = FIXED) -> Tests:
 def _gaps(evidence, choice):
   """Label, depth, the gap that should be larger, and the other."""
   first, last = evidence.depths[0], evidence.depths[-1]
-  for words, gap, plain, skip_on, skip_off in (
-    ('path products', choice.paths, HEADS, WITH_SKIP, HEADS),
-    ('layer outputs', choice.outputs, FULL, FULL, NO_SKIP),
+  with_skip = dataclasses.replace(choice, factors=WITH_SKIP)
+  no_skip = dataclasses.replace(choice, switches=NO_SKIP)
+  for words, plain, skip_on, skip_off in (
+    ('path products', choice.paths, with_skip.paths, choice.paths),
+    ('layer outputs', choice.outputs, choice.outputs, no_skip.outputs),
   ):
-    at_first, at_last = (gap(evidence, x, plain) for x in (first, last))
+    at_first, at_last = (plain(evidence, x) for x in (first, last))
     yield f'{words}: gap at {first}, over {last}', None, at_first, at_last
     for depth in evidence.depths:
-      with_skip, without = (
-        gap(evidence, depth, x) for x in (skip_on, skip_off)
-      )
-      yield f'{words}: gap with skip, over without', depth, with_skip, without
+      label = f'{words}: gap with skip, over without'
+      yield label, depth, skip_on(evidence, depth), skip_off(evidence, depth)
 
 
 def gap_details(evidence: Evidence) -> list[str]:
@@ -369,13 +375,14 @@ def _entropy(evidence, name):
 
 
 def added_causes(evidence: Evidence) -> Tests:
-  """What was added when results had been seen: for a figure, not for verdicts.
+  """What was added when results had been seen: to be shown, not for verdicts.
 
-  At the same entropy the normalizer alone, and the column bias alone.
+  On the logits of softmax, at its entropy: the normalizer, as the sum of what
+  the column bias does and of the rest.
   """
   return [
-    of_pairs(label, depth, _weighted(evidence, _MORE_CAUSES[label], depth))
-    for label in (_SAME_LOGITS_AND_ENTROPY, _NO_BIAS_SAME_ENTROPY)
+    of_pairs(label, depth, _weighted(evidence, parts, depth))
+    for label, parts in _ADDED_CAUSES.items()
     for depth in evidence.depths
   ]
 
@@ -433,12 +440,20 @@ _CAUSES = {
     f'{_SOFTMAX}softmax': -1,
   },
 }
-_SAME_LOGITS_AND_ENTROPY = (
-  'Sinkhorn in place of softmax, the same logits at the same attention entropy'
-)
-_NO_BIAS_SAME_ENTROPY = 'Softmax without the column bias, at the same entropy'
-# Told beside the tests of n, without verdict: the simple effects that the first
-# two are means of, and what was added when results had been seen.
+_SAME = 'same logits, same entropy:'
+EQUALLY_SHARP = f'{_SAME} Sinkhorn in place of softmax'
+NO_BIAS = f'{_SAME} softmax without the column bias'
+REST = f'{_SAME} Sinkhorn in place of softmax without the column bias'
+_SHARP_SINKHORN = f"{_SOFTMAX}sinkhorn, softmax's entropy"
+_SHARP_NO_BIAS = f"{_SOFTMAX}softmax, bias removed, softmax's entropy"
+# Added when results had been seen. The last two add up to the first.
+_ADDED_CAUSES = {
+  EQUALLY_SHARP: {_SHARP_SINKHORN: 1, f'{_SOFTMAX}softmax': -1},
+  NO_BIAS: {_SHARP_NO_BIAS: 1, f'{_SOFTMAX}softmax': -1},
+  REST: {_SHARP_SINKHORN: 1, _SHARP_NO_BIAS: -1},
+}
+# Told beside the tests of n: the simple effects that the first two are means
+# of, and the first of those added on the other logits.
 _MORE_CAUSES = {
   'Sinkhorn in place of softmax, on logits of softmax': {
     f'{_SOFTMAX}sinkhorn': 1,
@@ -456,15 +471,13 @@ _MORE_CAUSES = {
     f'{_SINKHORN}sinkhorn': 1,
     f'{_SOFTMAX}sinkhorn': -1,
   },
-  _SAME_LOGITS_AND_ENTROPY: {
-    f"{_SOFTMAX}sinkhorn, softmax's entropy": 0.5,
-    f'{_SOFTMAX}softmax': -0.5,
-    f'{_SINKHORN}sinkhorn': 0.5,
-    f"{_SINKHORN}softmax, sinkhorn's entropy": -0.5,
+  'Softmax without the column bias, on logits of Sinkhorn': {
+    f'{_SINKHORN}softmax, bias removed': 1,
+    f'{_SINKHORN}softmax': -1,
   },
-  _NO_BIAS_SAME_ENTROPY: {
-    f"{_SOFTMAX}softmax, bias removed, softmax's entropy": 1,
-    f'{_SOFTMAX}softmax': -1,
+  'Sinkhorn in place of softmax, on logits of Sinkhorn at its entropy': {
+    f'{_SINKHORN}sinkhorn': 1,
+    f"{_SINKHORN}softmax, sinkhorn's entropy": -1,
   },
 }
 
@@ -492,10 +505,18 @@ def causes_details(evidence: Evidence) -> list[str]:
     'Attention entropy in nats, mean over layers: '
     f'{"; ".join(_entropy(evidence, x) for x in _SWAPPED)}.'
   )
-  for label, parts in _MORE_CAUSES.items():
-    texts = [
-      f'{_number(_weighted(evidence, parts, depth))} at {depth}'
-      for depth in evidence.depths
-    ]
-    lines.append(f'{label}: {", ".join(texts)}.')
+  lines += [_in_words(evidence, *x) for x in _MORE_CAUSES.items()]
+  lines.append(
+    'Added when results had been seen, and without verdict, are these, on the'
+    ' logits of softmax. The last two add up to the first.'
+  )
+  lines += [_in_words(evidence, *x) for x in _ADDED_CAUSES.items()]
   return lines
+
+
+def _in_words(evidence, label, parts):
+  texts = [
+    f'{_number(_weighted(evidence, parts, depth))} at {depth}'
+    for depth in evidence.depths
+  ]
+  return f'{label[0].upper()}{label[1:]}: {", ".join(texts)}.'

@@ -64,6 +64,33 @@ def control(evidence: Evidence) -> Tests:
   return tests
 
 
+def control_details(evidence: Evidence) -> list[str]:
+  """What softmax decays by, and where it does not."""
+  rows = curves.select(
+    evidence.rows,
+    analysis='random_control',
+    norm='spectral',
+    scaling='absolute',
+    normalizer=plan.SOFTMAX,
+  )
+  lines = []
+  for ablation in dict.fromkeys(x['ablation'] for x in rows):
+    for scale in dict.fromkeys(x['scale'] for x in rows):
+      own = curves.select(rows, ablation=ablation, scale=scale)
+      means = {x['depth']: x['mean'] for x in own}
+      texts = [f'{means[x]:+.3g} at {x}' for x in evidence.depths]
+      lines.append(
+        f'Softmax, logit scale {scale:g}, {ablation}: log10 of the residual'
+        f' {", ".join(texts)}.'
+      )
+      if any(means[x] >= 0 for x in evidence.depths):
+        lines[-1] += (
+          ' Above 0 nothing has decayed, and the margin of the test means'
+          ' little.'
+        )
+  return lines
+
+
 def random_decays_slower(evidence: Evidence) -> Tests:
   """h: random against trained."""
   tests = []

@@ -33,10 +33,18 @@ _DESIGN = (
   f' "{statistics.HOLDS}" and "{statistics.FAILS}" need p < 0.05 after'
   " Holm's correction over all tests of the claim; otherwise it"
   f' {statistics.UNKNOWN} from this. With fewer than'
-  f' {statistics.LEAST_COUNT} pairs nothing can be told.',
+  f' {statistics.LEAST_COUNT} pairs nothing can be told. Intervals are not'
+  ' corrected, verdicts are: where nothing can be told an interval may leave 0'
+  ' out.',
   'Verdicts are given at depths 4, 12 and 24, as far as the models are deep. A'
   ' number is not used where more than 1 % of what it is a mean of is below the'
   ' resolution of float64.',
+)
+# Of studies without runs.
+_DESIGN_ALONE = (
+  'Numbers are means with 95% t intervals over what n counts, which each claim'
+  f' says. A test is two-sided; "{statistics.HOLDS}" and "{statistics.FAILS}"'
+  " need p < 0.05 after Holm's correction over all tests of the claim.",
 )
 _DECAY = {
   statistics.HOLDS: 'decay more slowly',
@@ -128,10 +136,11 @@ def render(
   if rows:
     parts.append(markup.heading('Claims'))
     parts.append(markup.table(by_study(contents) if several else []))
+    trained = any(x['training'] for x in contents)
     parts += [
       markup.table(rows),
       markup.paragraph(_WORDS),
-      markup.items(_DESIGN),
+      markup.items(_DESIGN if trained else _DESIGN_ALONE),
     ]
   for content, folder in zip(contents, folders, strict=True):
     parts += _study(content, folder, several)

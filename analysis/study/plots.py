@@ -47,11 +47,12 @@ def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
   Args:
     titles: the evidence of each, and what it is called.
   """
-  points = {
-    title: (_rows(evidence, **decay.PATHS), evidence.depths)
-    for evidence, title in titles.items()
-    if evidence.seeds
-  }
+  points = {}
+  for evidence, title in titles.items():
+    if evidence.seeds:
+      rows = _rows(evidence, **decay.PATHS)
+      pairs = f'{len(evidence.seeds)} pair{"s" * (len(evidence.seeds) > 1)}'
+      points[f'{title} ({pairs})'] = rows, evidence.depths
   if len(points) < 2:
     return []
   rows = [x for found, _ in points.values() for x in found]
@@ -193,6 +194,7 @@ def _draw_paths(fig, rows, evidence):
   right.set_ylabel('Sinkhorn minus softmax, log10')
   for ax in (left, right):
     ax.set_xlabel('path depth k')
+    ax.set_xticks([0, *evidence.depths])
     for depth in evidence.depths:
       ax.axvline(depth, color='#888888', linestyle=':', linewidth=0.8)
   curves.finish(fig, rows)
@@ -326,32 +328,35 @@ def _causes(evidence):
     )
     for depth in evidence.depths
   ]
-  points = {}
-  tests = decay.causes(evidence) + decay.added_causes(evidence)
-  for test in [*whole, *tests]:
+  points, added = {}, decay.added_causes(evidence)
+  for test in [*whole, *decay.causes(evidence), *added]:
     points.setdefault(test.label, {})[test.depth] = test.sample
+  hollow = {(x.label, x.depth) for x in added}
   return Plot(
     'causes',
     curves.caption(
       rows,
       'What slows decay of path products (first k layers; log10 of the spectral'
-      ' norm of the residual; to the right of 0: slower). The whole difference'
-      ' of trained models is the sum of two: of Sinkhorn in place of softmax on'
-      ' the same logits, and of the logits trained under it. Then'
-      ' both models at temperatures that give the same entropy in each layer,'
-      ' softmax without the column bias of its logits; and where the entropy is'
-      ' the same, Sinkhorn in place of softmax on the same logits, and softmax'
-      ' without the column bias.',
+      ' norm of the residual; to the right of 0: slower; the panels have scales'
+      ' of their own). First block: the whole difference of trained models is'
+      ' the sum of the two below it. Second: both models at temperatures that'
+      ' give the same entropy in each layer; softmax without the column bias of'
+      ' its logits. Third, open, added when results had been seen: all on the'
+      ' logits of softmax, at temperatures that give its entropy in each layer;'
+      ' the first is the sum of the two below it.',
       _INTERVAL,
     ),
-    (8, 4),
-    lambda fig: _draw_causes(fig, points, evidence.depths, rows),
+    (8, 4.2),
+    lambda fig: _draw_causes(fig, points, evidence.depths, hollow, rows),
   )
 
 
-def _draw_causes(fig, points, depths, rows):
+def _draw_causes(fig, points, depths, hollow, rows):
   panels = fig.subplots(1, len(depths), sharey=True, squeeze=False)[0]
-  _draw_forest(panels, points, depths)
+  _draw_forest(panels, points, depths, hollow)
+  for ax in panels:
+    for block in (3, 6):
+      ax.axhline(block - 0.5, color='#888888', linewidth=0.6, linestyle=':')
   curves.finish(fig, rows)
 
 
@@ -404,11 +409,18 @@ def _draw_forest(
     ax.axvline(0, color='#888888', linewidth=0.8)
     samples = [points[x].get(depth) for x in labels]
     places = [y for y, x in enumerate(samples) if x and not np.isnan(x.mean)]
-    half = np.array([samples[y].half_width for y in places])
+    half = np.array(
+      [
+        samples[y].half_width
+        if samples[y].count >= statistics.LEAST_COUNT
+        else np.nan
+        for y in places
+      ]
+    )
     ax.errorbar(
       [samples[y].mean for y in places],
       places,
-      # One pair has no interval.
+      # Too few pairs have no interval.
       xerr=None if np.isnan(half).all() else half,
       color='#000000',
       marker='o',

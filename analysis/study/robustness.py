@@ -41,6 +41,7 @@ _AVERAGES = {
   'log10_of_mean': 'mean of residuals instead of log10',
   'log10_of_rms': 'RMS of residuals instead of mean of log10',
 }
+_CHANGED = 'c, what changes'
 _EXACT = 'exact RMS over all paths, Frobenius norm'
 
 
@@ -89,6 +90,9 @@ def choices() -> list[tuple[str, decay.Choice]]:
     add('abc', words, average=average)
   add('ac', _EXACT, quantity='exact RMS', norm='frobenius')
   add('ac', 'layers of a path drawn', layers='drawn')
+  add('a', 'a skip as one more choice in each layer', factors=decay.WITH_SKIP)
+  add('b', 'the FFN off', switches=decay.NO_FFN)
+  add('b', 'attention skips off', switches=decay.NO_SKIP)
   add('bc', 'hidden states instead of attention results', output='hidden')
   add('abc', 'initial weights (step 0)', at=0)
   for num_iters, closed in iterations.READ:
@@ -138,20 +142,23 @@ def rows(found: Iterable[Variation]) -> list[dict]:
 def matrix(found: Sequence[Variation]) -> list[dict[str, str]]:
   """A line for each choice: verdicts, with a star where they are others.
 
-  None where there are too few pairs for any.
+  Of claim c, which has more tests, those that are others. None where there are
+  too few pairs for any.
   """
   lines = {}
   if _most_pairs(found) < statistics.LEAST_COUNT:
     return []
   for x in found:
     line = lines.setdefault(x.choice, {'choice': x.choice})
-    depth = x.judged.test.depth
-    if x.claim == 'c':
-      changed = int(line.get('c: tests that change', 0)) + x.changes
-      line['c: tests that change'] = str(changed)
-    else:
-      star = ' *' if x.changes else ''
-      line[f'{x.claim} at {depth}'] = f'{_SHORT[x.judged.verdict]}{star}'
+    test, verdict = x.judged.test, _SHORT[x.judged.verdict]
+    where = '' if test.depth is None else f' at {test.depth}'
+    if x.claim != 'c':
+      line[f'{x.claim}{where}'] = f'{verdict}{" *" if x.changes else ""}'
+      continue
+    changed = line.setdefault(_CHANGED, '')
+    if x.changes:
+      also = f'{test.label}{where}: {verdict} *'
+      line[_CHANGED] = f'{changed}\n{also}' if changed else also
   names = dict.fromkeys(name for line in lines.values() for name in line)
   return [{k: x.get(k, '') for k in names} for x in lines.values()]
 
@@ -218,36 +225,40 @@ def _open_rows(found):
     for x in found
     if x.claim == 'a' and not math.isnan(x.judged.test.sample.mean)
   }
-  depth = max((d for choice, d in at if choice == open_rows), default=None)
-  closed = at.get((decay.FIXED.title, depth))
-  ended = at.get((open_rows, depth))
-  if closed is None or ended is None:
+  both = {
+    depth: (at[decay.FIXED.title, depth], judged)
+    for (choice, depth), judged in at.items()
+    if choice == open_rows and (decay.FIXED.title, depth) in at
+  }
+  if not both:
     return []
-  words = [
-    f'{statistics.number(x.test.sample)} ({x.verdict})' for x in (closed, ended)
-  ]
-  closed_mean, ended_mean = closed.test.sample.mean, ended.test.sample.mean
-  floor = (
-    ': rows are then off 1, and products end on a floor that has nothing to do'
-    ' with tokens.'
-  )
-  if ended_mean < closed_mean + _FLOOR:
-    floor = '; the floor on which such products end is not reached there.'
+  closed, ended = zip(*both.values(), strict=True)
+  means = {d: [x.test.sample.mean for x in pair] for d, pair in both.items()}
+  lifted = [d for d, (before, now) in means.items() if now > before + _FLOOR]
+  turned = [d for d, (before, now) in means.items() if before <= 0 < now]
+  more = [d for d, (before, now) in means.items() if now > 2 * before > 0]
   line = (
-    f'At depth {depth} path products of Sinkhorn lie {words[0]} from those of'
-    ' softmax, log10, with rows closed; if the same 50 iterations end on a'
-    f' column update instead, {words[1]}{floor}'
+    'Path products of Sinkhorn minus those of softmax, log10, with rows closed:'
+    f' {statistics.numbers(closed)}; if the same 50 iterations end on a column'
+    f' update instead: {statistics.numbers(ended)}.'
   )
-  if closed_mean <= 0 < ended_mean:
-    line += (
-      ' An implementation that stops on a column update would have seen the'
-      ' claimed direction here, and one that closes the rows would not; the'
-      ' paper does not say which it has.'
-    )
-  elif ended_mean > 2 * closed_mean > 0:
-    line += (
-      ' An implementation that stops on a column update would have seen more'
-      ' of the claimed difference than there is; the paper does not say which'
-      ' it has.'
-    )
+  line += (
+    f' Rows are then off 1, and at {_listed(lifted)} products end on a floor'
+    ' that has nothing to do with tokens.'
+    if lifted
+    else ' The floor on which such products end is not reached there.'
+  )
+  for depths, words in (
+    (turned, 'the claimed direction'),
+    (more, 'more of the claimed difference than there is'),
+  ):
+    if depths:
+      line += (
+        ' An implementation that stops on a column update would have seen'
+        f' {words} at {_listed(depths)}; the paper does not say which it has.'
+      )
   return [line]
+
+
+def _listed(depths):
+  return ' and '.join(map(str, depths))

@@ -193,6 +193,12 @@ def test_causes():
     assert tests[i].sample.mean + tests[i + 3].sample.mean == pytest.approx(
       whole
     )
+  # Nor is there more to the normalizer on the logits of softmax than these.
+  added = [x.sample.mean for x in decay.added_causes(tables)]
+  for i in range(3):
+    assert added[i] == pytest.approx(added[i + 3] + added[i + 6])
+    assert added[i] == pytest.approx(0, abs=0.2)
+    assert added[i + 3] == pytest.approx(1, abs=0.2)
 
 
 def test_control():
@@ -212,7 +218,12 @@ def test_control():
     for scale, means in ((1.0, (-0.70, -0.72)), (3.0, (-0.2, -0.3)))
     for normalizer, mean in zip(('softmax', 'sinkhorn'), means, strict=True)
   ]
-  tests = others.control(evidence.Evidence(rows, 24))
+  table = evidence.Evidence(rows, 24)
+  details = others.control_details(table)
+  assert '-2.8 at 4, -8.4 at 12, -16.8 at 24' in details[0]
+  assert len(details) == 2
+  assert 'means little' not in ' '.join(details)
+  tests = others.control(table)
   judged = statistics.judge(tests)
   found = {}
   for x in judged:
@@ -231,7 +242,7 @@ def test_bounds():
       'first-order bound, softmax',
       'first-order bound, sinkhorn',
       'bound for any logits',
-      'bound of Lapenna et al., factor 1',
+      'bound of Lapenna et al., lambda 1',
     ):
       yield group, -3.0 + slack
 
@@ -313,7 +324,9 @@ def test_robustness():
   }
   text = ' '.join(robustness.summary(found))
   assert 'Claim a: 3 of' in text
-  assert 'stops on a column update would have seen the claimed' in text
+  assert (
+    'column update would have seen the claimed direction at 12 and 24;' in text
+  )
   fixed = [x for x in found if x.choice == decay.FIXED.title]
   assert not any(x.changes for x in fixed)
   assert {x.claim for x in found} == {'a', 'b', 'c'}

@@ -201,7 +201,8 @@ class Tables:
 
   def of_pair(self, seed):
     soft, sink = mechanism.SOFTMAX, mechanism.SINKHORN
-    # The normalizer does all of it, but at matched entropy nothing is left.
+    # The normalizer does all of it, but at matched entropy nothing is left of
+    # the whole; on the same logits the column bias makes up for the rest.
     means = {
       f'{soft}softmax': 0,
       f'{sink}softmax': 0,
@@ -210,6 +211,10 @@ class Tables:
       f'{soft}softmax, bias removed': 0,
       f"{sink}sinkhorn, softmax's entropy": 0,
       f"{soft}softmax, sinkhorn's entropy": self.gap,
+      f'{sink}softmax, bias removed': 0,
+      f"{sink}softmax, sinkhorn's entropy": self.gap,
+      f"{soft}sinkhorn, softmax's entropy": 0,
+      f"{soft}softmax, bias removed, softmax's entropy": self.gap,
     }
     for depth in DEPTHS:
       for stack, mean in means.items():
