@@ -18,6 +18,7 @@ import numpy as np
 from analysis import command
 from analysis import curves
 from analysis import figures
+from analysis import statistics
 from analysis import tables
 from launch import cli
 
@@ -112,10 +113,11 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         'Spectral norm of the residual of products of unrelated random'
         ' attention matrices, absolute, against the number of factors, for'
         ' several standard deviations of the Gaussian logits (columns), without'
-        ' and with half of the factors replaced by the identity (rows).'
-        ' Mean and standard deviation (shaded) of log10 over draws.',
+        ' and with half of the factors (k // 2 of k, drawn) replaced by the'
+        ' identity (upper rows). Mean and standard deviation (shaded) of log10'
+        ' over draws. Below: Sinkhorn minus softmax, with 95% Welch intervals.',
       ),
-      (2 + 1.9 * len(scales), 5.5),
+      (2 + 1.9 * len(scales), 7.5),
       lambda fig: _draw(fig, closed, scales),
     ),
     curves.Plot(
@@ -141,8 +143,8 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 def _draw(fig, rows, scales):
   names = curves.groups(rows)
-  panels = fig.subplots(
-    2, len(scales), sharex=True, sharey='row', squeeze=False
+  *panels, below = fig.subplots(
+    3, len(scales), sharex=True, sharey='row', squeeze=False
   )
   for line, ablation in zip(panels, _TITLES.values(), strict=True):
     for ax, scale in zip(line, scales, strict=True):
@@ -150,11 +152,38 @@ def _draw(fig, rows, scales):
       curves.draw_group_curves(ax, points, names)
       ax.set_title(f'scale {scale:g}')
     line[0].set_ylabel(f'{ablation}\nlog10 of the residual')
-  for ax in panels[-1]:
+  for ax, scale in zip(below, scales, strict=True):
+    for number, ablation in enumerate(_TITLES.values()):
+      # The first two styles are the normalizers'.
+      style = figures.curve(number + 2)
+      points = curves.select(rows, ablation=ablation, scale=scale)
+      _draw_difference(ax, points, style, ablation)
     ax.set_xlabel('factors')
-  handles, labels = panels[0, 0].get_legend_handles_labels()
+  below[0].set_ylabel('Sinkhorn minus\nsoftmax, log10')
+  below[0].legend(fontsize=7)
+  handles, labels = panels[0][0].get_legend_handles_labels()
   fig.legend(handles, labels, loc='outside upper center', ncols=2)
   curves.finish(fig, rows)
+
+
+def _draw_difference(ax, rows, style, label):
+  softmax, sinkhorn = (
+    {x['depth']: x for x in curves.select(rows, normalizer=name)}
+    for name in ('softmax', 'sinkhorn')
+  )
+  samples = {x: statistics.welch(sinkhorn[x], softmax[x]) for x in softmax}
+  mean = np.array([x.mean for x in samples.values()])
+  half = np.array([x.half_width for x in samples.values()])
+  ax.axhline(0, color='#888888', linewidth=0.8)
+  ax.plot(list(samples), mean, **style, markevery=4, label=label)
+  ax.fill_between(
+    list(samples),
+    mean - half,
+    mean + half,
+    color=style['color'],
+    alpha=0.2,
+    linewidth=0,
+  )
 
 
 def _draw_floor(fig, rows):

@@ -26,6 +26,9 @@ from analysis.study.evidence import NAMES
 
 Plot = curves.Plot
 _INTERVAL = 'Bars and bands: 95% t interval over pairs.'
+_ASIDE = (
+  f'{_INTERVAL} Curves are shifted aside, so that bars can be told apart.'
+)
 
 
 def of_runs(
@@ -66,7 +69,7 @@ def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
         'Path products (first k layers) along each training, at the steps that'
         ' are kept: spectral norm of the residual, absolute. The numbers at the'
         ' curves are depths. Means over pairs.',
-        _INTERVAL,
+        _ASIDE,
       ),
       (3.2 * columns, 3.4 * lines),
       lambda fig: _draw_trainings(fig, points, rows, (lines, columns)),
@@ -95,7 +98,8 @@ def _draw_along(ax, rows, depths):
     for depth in depths:
       own = curves.select(rows, group=group, depth=depth)
       label = group if depth == depths[0] else None
-      end = _draw_steps(ax, own, float, figures.curve(number), label)
+      style = figures.curve(number)
+      end = _draw_steps(ax, own, float, style, label, number)
       if number == 0:
         ends[depth] = end
   _name_ends(ax, ends)
@@ -256,7 +260,7 @@ def _training(evidence):
       f' k layers), spectral norm of the residual, absolute, at depths {where}.'
       ' Right: how far column sums of softmax attention are from 1 (root mean'
       ' square, log10), by layer. Means over pairs.',
-      _INTERVAL,
+      _ASIDE,
     ),
     (8, 3.8),
     lambda fig: _draw_training(fig, rows, spread, evidence.depths),
@@ -272,7 +276,8 @@ def _draw_training(fig, rows, spread, depths):
     # Styles of their own: the first two are the normalizers'.
     style = figures.curve(number + 2)
     own = curves.select(spread, depth=depth)
-    _draw_steps(right, own, np.log10, style, f'softmax, layer {depth}')
+    name = f'softmax, layer {depth}'
+    _draw_steps(right, own, np.log10, style, name, number)
   right.set_xlabel('training step')
   right.set_ylabel('log10 of the spread of column sums')
   right.legend()
@@ -299,16 +304,18 @@ def _name_ends(ax, ends):
     )
 
 
-def _draw_steps(ax, rows, transform, style, label):
-  """One curve over steps; where it ends."""
+def _draw_steps(ax, rows, transform, style, label, number=0):
+  """One curve over steps, the number-th at these; where it ends."""
   steps = sorted({x['step'] for x in rows})
   samples = [
     statistics.sample(transform(x['mean']) for x in rows if x['step'] == step)
     for step in steps
   ]
   half = [x.half_width for x in samples]
+  # Aside, so that bars can be told apart.
+  shift = 0.012 * number * steps[-1]
   ax.errorbar(
-    steps,
+    [x + shift for x in steps],
     [x.mean for x in samples],
     half if np.isfinite(half).all() else None,
     **style,
