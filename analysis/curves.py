@@ -14,12 +14,15 @@ import numpy as np
 from analysis import figures
 from analysis import tables
 
+SELECTION = (
+  'Open markers off the curve: some values were below resolution or invalid and'
+  ' are left out, so that the mean is that of a selection; where none is left'
+  ' there is no point.'
+)
 LEGEND = (
   'Curves: mean over seeds of the mean of log10; shaded: standard deviation'
   ' over what a run was measured on; bars, with several seeds: standard'
-  ' deviation between seeds. Open markers off the curve: some values were'
-  ' below resolution or invalid and are left out, so that the mean is that of a'
-  ' selection; where none is left there is no point.'
+  f' deviation between seeds. {SELECTION}'
 )
 DIFFERENCE = (
   'Differences are Sinkhorn minus softmax of pairs of runs with one seed, of'

@@ -29,6 +29,8 @@ command.define_output(FLAGS)
 command.define_runs(FLAGS, num_examples=16)
 command.define_paths(FLAGS)
 
+# Raised whenever other numbers come of the same runs, see `measure.Store`.
+VERSION = 1
 # All examples of a pair are held at once: no more than this.
 MAX_EXAMPLES = 16
 
@@ -59,6 +61,7 @@ PANELS = {
     f"{SOFTMAX}softmax, bias removed, softmax's entropy",
     f'{SINKHORN}sinkhorn',
     f"{SINKHORN}softmax, sinkhorn's entropy",
+    f"{SINKHORN}softmax, bias removed, sinkhorn's entropy",
   ),
 }
 _NUM_STACKS = len({name for names in PANELS.values() for name in names})
@@ -95,29 +98,27 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
   from sinkformer_jax import rank
 
   num_iters = sinkhorn.run.config.model.num_iters
-  captures = {
-    name: rank.capture(
+  logits, bad = {}, False
+  for name, subject in ((SOFTMAX, softmax), (SINKHORN, sinkhorn)):
+    capture = rank.capture(
       subject.run,
       options['num_examples'],
       seed=options['seed'],
       dataset=subject.dataset(),
       progress=progress,
     )
-    for name, subject in ((SOFTMAX, softmax), (SINKHORN, sinkhorn))
-  }
-  for subject, capture in zip(
-    (softmax, sinkhorn), captures.values(), strict=True
-  ):
     result.notes.extend(subject.problems(capture))
-  bad = [x for x in captures.values() if x.about['non_finite_layers']]
+    bad = bad or bool(capture.about['non_finite_layers'])
+    # No more of it is kept: that of long texts takes gigabytes.
+    logits[name] = capture.logits
+    mask, examples = capture.mask, capture.about['examples']
+    del capture
   if bad:
     result.notes.append(
       f'No mechanism of {softmax.name} and {sinkhorn.name}: logits are not'
       ' finite.'
     )
     return
-  logits = {name: x.logits for name, x in captures.items()}
-  mask = captures[SOFTMAX].mask
   about = softmax.about() | {
     'run': f'{softmax.name} and {sinkhorn.name}',
     'setting': None,
@@ -138,7 +139,6 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
   for done, (name, attention) in enumerate(stacks, start=1):
     residuals = rank.path_residuals(attention, heads, mask, norms=('spectral',))
     row_error, column_error = rank.marginal_errors(attention, mask)
-    examples = captures[SOFTMAX].about['examples']
     _add(
       about
       | {
@@ -164,28 +164,32 @@ def _stacks(logits, num_iters, mask, result, pair):
   from sinkformer_jax.rank import mechanism
 
   iterations = {'softmax': 0, 'sinkhorn': num_iters}
-  entropies, centered = {}, {}
+  entropies = {}
   for source, x in logits.items():
     for normalizer, count in iterations.items():
       attention = mechanism.normalize(x, count, mask)
       if source.startswith(normalizer):
         entropies[source] = mechanism.mean_entropy(attention, mask)
       yield f'{source}{normalizer}', attention
-    centered[source] = mechanism.remove_column_bias(x, mask)
+    centered = mechanism.remove_column_bias(x, mask)
     yield (
       f'{source}softmax, bias removed',
-      mechanism.normalize(centered[source], 0, mask),
+      mechanism.normalize(centered, 0, mask),
     )
+    del centered
   for source, normalizer, entropy, bias in (
     (SOFTMAX, 'softmax', SINKHORN, True),
     (SINKHORN, 'sinkhorn', SOFTMAX, True),
     (SOFTMAX, 'sinkhorn', SOFTMAX, True),
     (SINKHORN, 'softmax', SINKHORN, True),
     (SOFTMAX, 'softmax', SOFTMAX, False),
+    (SINKHORN, 'softmax', SINKHORN, False),
   ):
     removed = '' if bias else ', bias removed'
     name = f"{source}{normalizer}{removed}, {entropy.split()[0]}'s entropy"
-    x = (logits if bias else centered)[source]
+    x = logits[source]
+    if not bias:
+      x = mechanism.remove_column_bias(x, mask)
     try:
       _, attention = mechanism.match_entropy(
         x, entropies[entropy], iterations[normalizer], mask

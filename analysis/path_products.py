@@ -79,9 +79,10 @@ def _measure_run(subject, options, progress, result):
   ):
     result.notes.extend(subject.problems(capture))
     marginals.append(rank.marginal_errors(capture.attention, capture.mask))
+    row_sums = capture.about['row_sums']
     for layers in kinds:
       sampled = rank.path_residuals(
-        capture.attention, heads[layers], capture.mask
+        capture.attention, heads[layers], capture.mask, row_sums=row_sums
       )
       parts['path', layers].append(sampled)
       rms = rank.exact_rms(
@@ -89,6 +90,7 @@ def _measure_run(subject, options, progress, result):
         capture.mask,
         layers=layers,
         skip=options['skip'],
+        row_sums=row_sums,
       )
       parts['rms', layers].append(rms)
       result.raw['path_products_raw'].append(

@@ -42,8 +42,8 @@ MAY_DIFFER = (
   *WITHOUT_EFFECT,
 )
 TALKING_HEADS = (
-  'with talking heads the rows of a head sum to another number than 1; path'
-  ' products are of heads divided by it'
+  'with talking heads the rows of a head sum to another number than 1, which'
+  ' path products have as a factor'
 )
 
 
@@ -112,22 +112,15 @@ class Subject:
   def chunks(
     self, num_examples: int, seed: int, ablation: encoder.Ablation, progress
   ) -> Iterator[rank.Capture]:
-    """Captures of a few test examples at a time; see `rank.capture`.
-
-    Heads whose rows sum to another number than 1 are divided by it.
-    """
-    for capture in rank.capture_chunks(
+    """Captures of a few test examples at a time; see `rank.capture`."""
+    return rank.capture_chunks(
       self.run,
       num_examples,
       seed=seed,
       ablation=ablation,
       dataset=self.dataset(),
       progress=progress,
-    ):
-      if capture.about['row_sums'] is not None:
-        closed, _ = rank.close_rows(capture.attention, capture.mask)
-        capture = dataclasses.replace(capture, attention=closed)
-      yield capture
+    )
 
   def problems(self, capture: rank.Capture) -> list[str]:
     """What is wrong with a capture, beyond what `notes` says already."""

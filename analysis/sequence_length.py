@@ -62,7 +62,11 @@ def _rows(subject, options, progress, notes):
     notes.extend(subject.problems(capture))
     parts.append(
       rank.path_residuals(
-        capture.attention, paths, capture.mask, norms=('spectral',)
+        capture.attention,
+        paths,
+        capture.mask,
+        norms=('spectral',),
+        row_sums=capture.about['row_sums'],
       )
     )
     lengths.append(runs.num_tokens(capture))
@@ -115,7 +119,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
   if len({x['tokens'] for x in rows}) < 2:
     return []  # All are equally long.
   last = max((x['depth'] for x in rows), default=0)
-  depths = [x for x in _DEPTHS if x <= last] or [last]
+  depths = [*(x for x in _DEPTHS if x < last), last]
   return [
     curves.Plot(
       'sequence_length',
@@ -123,7 +127,8 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         rows,
         'Spectral norm of the residual of path products (first k layers),'
         ' absolute, against the number of valid tokens: mean of log10 over'
-        ' groups of test examples of similar length, one line for each run.',
+        ' groups of test examples of similar length, one line for each run.'
+        ' Groups with a value below resolution are left out.',
       ),
       (8, 3.2),
       lambda fig: _draw(fig, rows, depths),
@@ -137,7 +142,7 @@ def _draw(fig, rows, depths):
     for number, group in enumerate(curves.groups(rows)):
       own = curves.select(rows, group=group, depth=depth)
       for index, seed in enumerate(dict.fromkeys(x['seed'] for x in own)):
-        points = curves.select(own, seed=seed)
+        points = curves.select(own, seed=seed, below_resolution=0, invalid=0)
         ax.plot(
           [x['tokens'] for x in points],
           [x['mean'] for x in points],

@@ -152,7 +152,6 @@ def _run_law(subject, options, result):
       x.about['non_finite_layers'] for x in captures
     ),
     'it has an example of fewer than 2 tokens': min(map(len, examples)) < 2,
-    'it has DeepNorm': model.deepnorm,
   }
   for why, applies in refused.items():
     if applies:
@@ -169,7 +168,12 @@ def _run_law(subject, options, result):
     'examples': num_examples,
   }
   for ffn, words in LAW_ABLATIONS.items():
-    if ffn and not model.ffn:
+    if ffn and model.deepnorm:
+      result.notes.append(
+        f'{subject.name} is left out of the law of depth with the FFN on: it'
+        ' has DeepNorm.'
+      )
+    if ffn and (model.deepnorm or not model.ffn):
       continue
     states = [
       rank.collapse.propagate(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import math
 
 from analysis import curves
@@ -23,21 +24,21 @@ _SHORT = {
 }
 
 
-def _tests(evidence: Evidence) -> dict[str, list[statistics.Test]]:
-  """The main numbers of a comparison, Sinkhorn minus softmax."""
-  causes = decay.causes(evidence)
-  column_sums = others.grows_doubly_stochastic(evidence)
+def _judged(evidence: Evidence) -> dict[str, list[statistics.Judged]]:
+  """The main numbers of a comparison, Sinkhorn minus softmax.
+
+  Each is corrected with all tests of its claim, so that it has the verdict that
+  it has there.
+  """
+  causes = statistics.by_label(statistics.judge(decay.causes(evidence)))
+  column_sums = statistics.judge(others.grows_doubly_stochastic(evidence))
   return {
-    'path products': decay.path_products(evidence),
-    'layer outputs': decay.layer_results(evidence),
-    'path products, same logits': [
-      x for x in causes if x.label == decay.NORMALIZER
-    ],
-    'path products, entropy of softmax': [
-      x for x in causes if x.label == decay.MATCHED
-    ],
+    'path products': statistics.judge(decay.path_products(evidence)),
+    'layer outputs': statistics.judge(decay.layer_results(evidence)),
+    'path products, same logits': causes[decay.NORMALIZER],
+    'path products, entropy of softmax': causes[decay.MATCHED],
     'column sums of softmax (claim k)': column_sums[: len(evidence.depths)],
-    _ACCURACY: others.accuracy(evidence),
+    _ACCURACY: statistics.judge(others.accuracy(evidence)),
   }
 
 
@@ -55,16 +56,13 @@ def rows(study: plan.Study, evidence: ByTag) -> list[dict]:
       'verdict': x.verdict,
     }
     for comparison in _with_pairs(study, evidence)
-    for name, tests in _tests(evidence[comparison.tag]).items()
-    for x in statistics.judge(tests)
+    for name, judged in _judged(evidence[comparison.tag]).items()
+    for x in judged
   ]
 
 
 def table(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
-  """A line for each comparison, and what it changes; empty if there is one.
-
-  Numbers of a cell are corrected together.
-  """
+  """A line for each comparison, and what it changes; empty if there is one."""
   comparisons = _with_pairs(study, evidence)
   if len(comparisons) < 2:
     return []
@@ -72,10 +70,7 @@ def table(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
   found = []
   for comparison in comparisons:
     own = evidence[comparison.tag]
-    cells = {
-      name: _cell(statistics.judge(tests))
-      for name, tests in _tests(own).items()
-    }
+    cells = {name: _cell(judged) for name, judged in _judged(own).items()}
     cells[_ACCURACY] += f'\n{_accuracies(own)}'
     cells['logits and entropy of softmax, over softmax (added later)'] = _added(
       own
@@ -123,17 +118,37 @@ def _shared(own, first):
   return sorted(set(own.seeds) & set(first.seeds))
 
 
-def exploratory(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
-  """Of comparisons without verdicts: both models themselves, no tests."""
+def exploratory(
+  study: plan.Study,
+  evidence: ByTag,
+  diverged: Sequence[plan.PlannedRun] = (),
+) -> list[dict[str, str]]:
+  """Of comparisons without verdicts: both models themselves, no tests.
+
+  Args:
+    study: the study.
+    evidence: of its comparisons.
+    diverged: runs that did.
+  """
   found = []
-  for comparison in _with_pairs(study, evidence):
+  for comparison in study.comparisons:
     own = evidence[comparison.tag]
+    lost = [
+      f'{NAMES[x.normalizer]} (seed {x.seed}) diverged: {x.diverged()}'
+      for x in diverged
+      if x.comparison == comparison
+    ]
+    if not own.seeds:
+      if lost:
+        line = {'training': comparison.title, 'pairs': '0'}
+        found.append(line | {'test accuracy': '\n'.join(lost)})
+      continue
     where = f'at {" / ".join(map(str, own.depths))}'
     found.append(
       {
         'training': comparison.title,
         'pairs': str(len(own.seeds)),
-        'test accuracy': _accuracies(own),
+        'test accuracy': '\n'.join([_accuracies(own), *lost]),
         f'path products {where}': _both(own, decay.PATHS, decay.FIXED.paths),
         f'layer outputs, relative, {where}': _both(
           own,
@@ -146,12 +161,16 @@ def exploratory(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
           },
           decay.FIXED.outputs,
         ),
-        f'tokens with skips off, exact, {where}': _both(
-          own, decay.pure_point(own)
-        ),
+        f'tokens with skips off, exact, {where}': _pure(own),
       }
     )
-  return found
+  names = dict.fromkeys(name for line in found for name in line)
+  return [{k: x.get(k, '') for k in names} for x in found]
+
+
+def _pure(evidence):
+  point = decay.pure_point(evidence)
+  return f'{_both(evidence, point)}\n({point["ablation"]})'
 
 
 def _both(evidence, point, gap=None):
@@ -193,38 +212,42 @@ def _accuracies(evidence):
   return '\n'.join(texts)
 
 
-def tuned(study: plan.Study, evidence: ByTag) -> list[dict[str, str]]:
+def tuned(
+  study: plan.Study,
+  evidence: ByTag,
+  diverged: Sequence[plan.PlannedRun] = (),
+) -> list[dict[str, str]]:
   """The best learning rate of each normalizer, by its validation loss.
 
   The loss, as accuracies of a few thousand examples differ by less than they
-  are known to. Empty until all trainings of the grid are there.
+  are known to. Empty until all trainings of the grid are there; one that
+  diverged has an infinite loss.
   """
   titles = {x.tag: x.title for x in study.comparisons}
   seed = 0
-  if not study.grid or any(seed not in evidence[x].seeds for x in study.grid):
-    return []
+  lost = {(x.normalizer, x.comparison.tag) for x in diverged if x.seed == seed}
   best, found = {}, []
   for normalizer, name in NAMES.items():
-    losses, scores = (
-      {
-        tag: evidence[tag].value(
-          normalizer, seed, analysis='training', quantity=f'validation {what}'
-        )
-        for tag in study.grid
-      }
-      for what in ('loss', 'accuracy')
-    )
+
+    def known(what, tag, normalizer=normalizer):
+      point = {'analysis': 'training', 'quantity': f'validation {what}'}
+      return evidence[tag].value(normalizer, seed, **point)
+
+    losses = {
+      x: math.inf if (normalizer, x) in lost else known('loss', x)
+      for x in study.grid
+    }
+    if not losses or any(map(math.isnan, losses.values())):
+      return []
     best[normalizer] = min(losses, key=losses.__getitem__)
-    found.append(
-      {
-        'what': f'{name}: validation loss (accuracy)',
-        'value': '\n'.join(
-          f'{losses[x]:.4f} ({100 * scores[x]:.2f} %): {titles[x]}'
-          f'{" (chosen)" if x == best[normalizer] else ""}'
-          for x in study.grid
-        ),
-      }
-    )
+    lines = []
+    for tag, loss in losses.items():
+      share = 100 * known('accuracy', tag)
+      line = 'diverged' if math.isinf(loss) else f'{loss:.4f} ({share:.2f} %)'
+      chosen = ' (chosen)' if tag == best[normalizer] else ''
+      lines.append(f'{line}: {titles[tag]}{chosen}')
+    what = f'{name}: validation loss (accuracy)'
+    found.append({'what': what, 'value': '\n'.join(lines)})
   num_layers = evidence[study.grid[0]].depths[-1]
   pair = Evidence(_chosen(best, evidence, seed), num_layers)
   for words, tests in (

@@ -43,6 +43,8 @@ _COLUMNS = (
   'mean',
   'std',
   'count',
+  'below_resolution',
+  'invalid',
   'entropy',
   'dtype',
 )
@@ -91,18 +93,23 @@ class Content:
 
 def evidence_of(
   study: plan.Study,
-  finished: Sequence[plan.PlannedRun],
+  ended: Sequence[plan.PlannedRun],
   measured: Sequence[measure.Measured],
 ) -> dict[str, Evidence]:
   """What is known of each comparison, by its tag.
 
   Args:
     study: a study of runs.
-    finished: its finished runs.
-    measured: what has been measured of them.
+    ended: its runs that are finished, or have diverged.
+    measured: what has been measured of those that are finished.
   """
   rows = [row for x in measured for row in x.rows]
-  rows += [row for run in finished for row in measure.training_rows(run)]
+  rows += [
+    row
+    for run in ended
+    if run.is_finished()
+    for row in measure.training_rows(run)
+  ]
   num_layers = study.runs(pathlib.Path())[0].config().model.num_layers
   return {
     x.tag: Evidence([row for row in rows if row['tag'] == x.tag], num_layers)
@@ -112,11 +119,13 @@ def evidence_of(
 
 def of_runs(
   study: plan.Study,
-  finished: Sequence[plan.PlannedRun],
+  ended: Sequence[plan.PlannedRun],
   measured: Sequence[measure.Measured],
 ) -> Content:
   """The content of a study of runs; arguments as in `evidence_of`."""
-  evidence = evidence_of(study, finished, measured)
+  finished = [x for x in ended if x.is_finished()]
+  diverged = [x for x in ended if x.diverged()]
+  evidence = evidence_of(study, ended, measured)
   first = evidence[study.comparisons[0].tag]
   answers, variations, tested = [], [], {}
   if not study.exploratory:
@@ -135,15 +144,17 @@ def of_runs(
     variations=variations,
     robustness=summary,
     tables={
-      'Trainings side by side': comparisons.exploratory(study, evidence)
+      'Trainings side by side': comparisons.exploratory(
+        study, evidence, diverged
+      )
       if study.exploratory
       else comparisons.table(study, evidence),
       'Learning rate tuned for each normalizer': comparisons.tuned(
-        study, evidence
+        study, evidence, diverged
       ),
       'Runs': [_run_row(x, evidence[x.comparison.tag]) for x in finished],
     },
-    notes=list(dict.fromkeys([*_notes(study, finished, first), *problems])),
+    notes=list(dict.fromkeys([*_notes(study, ended, first), *problems])),
     revisions=list(dict.fromkeys(x.by for x in measured)),
   )
 
@@ -239,8 +250,9 @@ def _is_shown(row):
   }.get(row['analysis'], False)
 
 
-def _notes(study, finished, first):
+def _notes(study, ended, first):
   notes = []
+  finished = [x for x in ended if x.is_finished()]
   planned = measure.pairs(study.runs(pathlib.Path()))
   there = {x.name for x, _ in measure.pairs(finished)}
   missing = {}
@@ -253,6 +265,11 @@ def _notes(study, finished, first):
       f'{len(planned) - len(there)} of {len(planned)} planned pairs are not'
       f' finished, and not part of this: {"; ".join(listed)}.'
     )
+  for run in ended:
+    if run.diverged():
+      notes.append(
+        f'{run.name} diverged: {run.diverged()}. It is part of no pair.'
+      )
   pairs = len(first.seeds)
   if study.exploratory:
     notes.append('Exploratory: no claim is tested, and no verdict given.')
@@ -299,10 +316,13 @@ def _run_row(run, evidence):
     'minutes an epoch': f'{epoch / 60:.1f}',
     'data': f'{data["name"]}, {data["splits"]["train"]} for training,'
     f' {data["fingerprint"][:8]}',
-    'code': ', '.join(
-      dict.fromkeys(x['git_commit'][:10] or 'no checkout' for x in starts)
-    ),
+    'code': ', '.join(dict.fromkeys(map(_commit, starts))),
   }
+
+
+def _commit(start):
+  commit, dirty, _ = start['git_commit'].partition('-dirty')
+  return f'{commit[:10]}{dirty}' or 'no checkout'
 
 
 def lines(answer: claims_lib.Answer) -> list[dict[str, Any]]:
@@ -313,11 +333,16 @@ def lines(answer: claims_lib.Answer) -> list[dict[str, Any]]:
     {
       'tested': label,
       'measured': f'{statistics.numbers(members, claim.number)}{unit}',
-      'n': max(x.test.sample.count for x in members),
+      'n': _range(x.test.sample.count for x in members),
       'verdict': statistics.overall(members),
     }
     for label, members in statistics.by_label(answer.judged).items()
   ]
+
+
+def _range(counts):
+  counts = sorted(set(counts))
+  return counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'
 
 
 def text(answer: claims_lib.Answer) -> list[str]:

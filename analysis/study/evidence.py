@@ -71,10 +71,7 @@ class Evidence:
     is a mean of had to be left out.
     """
     row = self.row(normalizer, seed, **point)
-    if row is None:
-      return math.nan
-    left_out = row.get('below_resolution', 0) + row.get('invalid', 0)
-    if left_out > MOST_LEFT_OUT * (left_out + row['count']):
+    if row is None or is_selection(row):
       return math.nan
     return row[column]
 
@@ -97,6 +94,12 @@ class Evidence:
       self.values(plan.SINKHORN, column, **own),
       self.values(plan.SOFTMAX, column, **point),
     )
+
+
+def is_selection(row: tables.Row) -> bool:
+  """Whether more than `MOST_LEFT_OUT` of its values had to be left out."""
+  left_out = row.get('below_resolution', 0) + row.get('invalid', 0)
+  return left_out > MOST_LEFT_OUT * (left_out + row['count'])
 
 
 def _key(point):

@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import statistics
 from typing import Any
@@ -179,6 +180,9 @@ class Measured:
 class Store:
   """Keeps what has been measured.
 
+  It is measured anew when the run is another one, or when the `VERSION` of its
+  analysis is: whoever changes what an analysis gives raises that.
+
   Args:
     directory: where the files are; made if it is not there.
     data_dir: of the runs' data; '' for what their configs say.
@@ -222,7 +226,7 @@ class Store:
       'rows': result.summary,
     }
     path = self.path(job)
-    temporary = path.with_suffix('.tmp')
+    temporary = path.with_suffix(f'.{os.getpid()}.tmp')
     with workdir_lib.writing(path):
       with gzip.open(temporary, 'wt', encoding='utf-8') as file:
         json.dump(content, file)  # NaN and infinities as Python writes them.
@@ -237,6 +241,9 @@ class Store:
       job.options,
       *(_identity(x.workdir) for x in job.runs),
     ]
+    module = importlib.import_module(f'analysis.{job.analysis}')
+    if hasattr(module, 'VERSION'):
+      identity.append(module.VERSION)
     text = json.dumps(identity, sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     return self._directory / f'{job.analysis}_{names}_{job.step}_{key}.json.gz'

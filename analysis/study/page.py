@@ -11,6 +11,7 @@ from typing import Any
 from analysis import markup
 from analysis import statistics
 from analysis.study import decay
+from analysis.study import evidence
 
 PAGE, CLAIMS = 'index.html', 'claims.md'
 _WORDS = (
@@ -19,6 +20,11 @@ _WORDS = (
   ' 0 is total collapse. A path takes one head in each layer; its product is'
   ' that of their attention matrices. Decay is the fall of the residual with'
   ' depth. Sizes are log10 of the spectral norm.'
+)
+_RESOLUTION = (
+  'There is no number where more than'
+  f' {evidence.MOST_LEFT_OUT:.0%} of what it is a mean of is below the'
+  ' resolution of float64.'
 )
 _DESIGN = (
   'What is tested was fixed when one pair (MNIST, one epoch, seed 0) had been'
@@ -36,9 +42,7 @@ _DESIGN = (
   f' {statistics.LEAST_COUNT} pairs nothing can be told. Intervals are not'
   ' corrected, verdicts are: where nothing can be told an interval may leave 0'
   ' out.',
-  'Verdicts are given at depths 4, 12 and 24, as far as the models are deep. A'
-  ' number is not used where more than 1 % of what it is a mean of is below the'
-  ' resolution of float64.',
+  'Verdicts are given at depths 4, 12 and 24, as far as the models are deep.',
 )
 # Of studies without runs.
 _DESIGN_ALONE = (
@@ -91,11 +95,12 @@ _SENTENCES = (
 )
 _CHOICES = (
   'Verdicts under each choice; a star: another than the one fixed. ?: cannot be'
-  ' told. Empty: the choice does not apply. Dong norm: the root of the product'
-  ' of the largest row sum and the largest column sum of absolute values (Dong'
-  ' et al. 2021). Relative to the whole: divided by the norm of the product, or'
-  ' of the tokens of a layer, themselves; to layer 0: by the residual at the'
-  ' start. Sinkhorn read with other iterations: trained with its own; for path'
+  ' told. Too few: fewer than 3 pairs have a number that float64 resolves.'
+  ' Empty: the choice does not apply. Dong norm: the root of the product of the'
+  ' largest row sum and the largest column sum of absolute values (Dong et al.'
+  ' 2021). Relative to the whole: divided by the norm of the product, or of the'
+  ' tokens of a layer, themselves; to layer 0: by the residual at the start.'
+  ' Sinkhorn read with other iterations: trained with its own; for path'
   ' products the captured logits are normalized anew, for layer outputs the'
   ' model is run anew.'
 )
@@ -139,9 +144,9 @@ def render(
     trained = any(x['training'] for x in contents)
     parts += [
       markup.table(rows),
-      markup.paragraph(_WORDS),
       markup.items(_DESIGN if trained else _DESIGN_ALONE),
     ]
+  parts.append(markup.paragraph(f'{_WORDS} {_RESOLUTION}'))
   for content, folder in zip(contents, folders, strict=True):
     parts += _study(content, folder, several)
   return markup.document(title, parts)

@@ -167,6 +167,14 @@ class PlannedRun:
     """Whether its training has come to its end."""
     return (self.workdir / 'result.json').exists()
 
+  def diverged(self) -> str:
+    """Where its values ceased to be finite; '' if they did not."""
+    path = self.workdir / workdir_lib.DIVERGED
+    if self.is_finished() or not path.exists():
+      return ''
+    said = workdir_lib.read_json(path)
+    return f'not finite at step {said["step"]}'
+
   def steps_done(self) -> int:
     """The newest checkpoint; 0 if there is none."""
     saved = (self.workdir / 'checkpoints').glob('*')

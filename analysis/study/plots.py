@@ -18,6 +18,7 @@ from analysis import layer_outputs
 from analysis import statistics
 from analysis import tables
 from analysis.study import decay
+from analysis.study import evidence as evidence_lib
 from analysis.study import measure
 from analysis.study import plan
 from analysis.study import robustness
@@ -100,9 +101,13 @@ def _draw_along(ax, rows, depths):
       label = group if depth == depths[0] else None
       style = figures.curve(number)
       end = _draw_steps(ax, own, float, style, label, number)
-      if number == 0:
-        ends[depth] = end
+      if end:
+        ends.setdefault(depth, end)
   _name_ends(ax, ends)
+  missing = [str(x) for x in depths if x not in ends]
+  if missing:
+    words = f'depth {", ".join(missing)}: not resolved'
+    ax.text(0.02, 0.02, words, transform=ax.transAxes, fontsize=7)
   ax.set_xlabel('training step')
   ax.margins(x=0.08)
 
@@ -127,6 +132,7 @@ def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
         'Spectral norm of the residual of path products (first k layers),'
         ' absolute: mean of log10, of models that were trained in different'
         ' ways.',
+        curves.SELECTION,
       ),
       (8, 4.6),
       lambda fig: _draw_comparisons(fig, points, rows),
@@ -305,8 +311,12 @@ def _name_ends(ax, ends):
 
 
 def _draw_steps(ax, rows, transform, style, label, number=0):
-  """One curve over steps, the number-th at these; where it ends."""
+  """One curve over steps, the number-th at these; where it ends, if it is."""
+  # Means of a selection are no points.
+  rows = [x for x in rows if not evidence_lib.is_selection(x)]
   steps = sorted({x['step'] for x in rows})
+  if not steps:
+    return None
   samples = [
     statistics.sample(transform(x['mean']) for x in rows if x['step'] == step)
     for step in steps

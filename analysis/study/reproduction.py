@@ -128,7 +128,11 @@ class Reproduction:
     """
     estimator, seconds = estimate.Estimator(self.data_dir), {}
     for study in self.studies:
-      runs = [x for x in self._runs_of(study) if not x.is_finished()]
+      runs = [
+        x
+        for x in self._runs_of(study)
+        if not x.is_finished() and not x.diverged()
+      ]
       try:
         seconds |= estimator.seconds(runs)
       except (errors.DataError, errors.RunError) as error:
@@ -145,6 +149,12 @@ class Reproduction:
       f' {len([x for x in runs if x.is_finished()])} finished,'
       f' {len(unfinished)} to be trained.'
     )
+    for run in runs:
+      if run.diverged():
+        print(
+          f'  {run.name} diverged ({run.diverged()}), and is not tried again:'
+          f' remove {run.workdir} to do so'
+        )
     for run in unfinished:
       done = run.steps_done()
       where = f', from step {done}' if done else ''
@@ -208,8 +218,9 @@ class Reproduction:
     return content_lib.of_runs(study, *self._measure_runs(study))
 
   def _measure_runs(self, study):
-    """Finished runs, and what has been measured of them."""
-    finished = [x for x in self._runs_of(study) if x.is_finished()]
+    """Runs that have come to an end, and what has been measured of them."""
+    runs = self._runs_of(study)
+    finished = [x for x in runs if x.is_finished()]
     jobs = measure.jobs(study, finished, self._analyses(study))
     store, progress = self._store(), command.Progress()
     new = [x for x in jobs if not store.has(x)]
@@ -222,7 +233,8 @@ class Reproduction:
         flush=True,
       )
       store.measure(job, progress)
-    return finished, [store.read(x) for x in jobs]
+    ended = [x for x in runs if x.is_finished() or x.diverged()]
+    return ended, [store.read(x) for x in jobs]
 
   def _write(self, contents):
     folders = [self.output / x.study.name for x in contents]

@@ -63,8 +63,13 @@ class Variation:
 
   @property
   def changes(self) -> bool:
-    """Whether the choice changes the verdict."""
-    return self.judged.verdict != self.fixed
+    """Whether the choice changes the verdict; where there is none it cannot."""
+    return self.is_judged and self.judged.verdict != self.fixed
+
+  @property
+  def is_judged(self) -> bool:
+    """Whether enough pairs have a number."""
+    return self.judged.test.sample.count >= statistics.LEAST_COUNT
 
 
 def choices() -> list[tuple[str, decay.Choice]]:
@@ -150,7 +155,9 @@ def matrix(found: Sequence[Variation]) -> list[dict[str, str]]:
     return []
   for x in found:
     line = lines.setdefault(x.choice, {'choice': x.choice})
-    test, verdict = x.judged.test, _SHORT[x.judged.verdict]
+    test, verdict = x.judged.test, 'too few'
+    if x.is_judged:
+      verdict = _SHORT[x.judged.verdict]
     where = '' if test.depth is None else f' at {test.depth}'
     if x.claim != 'c':
       line[f'{x.claim}{where}'] = f'{verdict}{" *" if x.changes else ""}'

@@ -219,57 +219,68 @@ def _variants(preset):
   )
 
 
-def _steps(total):
-  """A shorter training; the learning rate falls after the same share of it."""
+def _steps(total, share):
+  """A shorter training; the learning rate falls after this share of it."""
   return {
     'total_steps': total,
-    'optimizer.step_boundaries': (round(total * 5 / 6),),
+    'optimizer.step_boundaries': (round(total * share),),
   }
 
 
 def _sinkformers_cats_vs_dogs(preset):
-  small = {'data.image_size': 64, **_steps(40)}
-  tiny = {'data.image_size': 32, **_steps(20)}
+  share = 5 / 6  # 250 of 300 epochs.
+  small = {'data.image_size': 64, **_steps(40, share)}
+  tiny = {'data.image_size': 32, **_steps(20, share)}
   comparisons = {
     'quick': _main('sinkformers_40steps', '40 steps, 64 pixels', (0,), small),
     'cpu': _main(
-      'sinkformers_350steps', '20 epochs of 1,119 photos', (0,), _steps(350)
+      'sinkformers_350steps',
+      '20 epochs of 1,119 photos',
+      (0,),
+      _steps(350, share),
     ),
     'full': _main('sinkformers', '300 epochs of 20,000 photos', (0, 1, 2)),
     'tiny': _main('sinkformers_tiny', '20 steps', (0,), tiny),
   }
+  sizes = _LOOK.get(preset, Sizes())
   return _sinkformers(
-    'cats_vs_dogs', 'Cats and Dogs', preset, comparisons[preset]
+    'cats_vs_dogs', 'Cats and Dogs', preset, comparisons[preset], sizes
   )
 
 
 def _sinkformers_imdb(preset):
+  share = 4 / 5  # 12 of 15 epochs.
   short = {
     'data.max_length': 64,
     'data.bucket_lengths': (),
     'batch_size': 8,
-    **_steps(20),
+    **_steps(20, share),
   }
   comparisons = {
     'quick': _main(
       'sinkformers_20steps', '20 steps of 8, 64 tokens', (0,), short
     ),
-    'cpu': _main(
-      'sinkformers_1epoch', 'one epoch of 9,000 texts', (0,), _steps(281)
+    # One pair, without the many choices: 512 tokens take hours to measure.
+    'cpu': _pair(
+      'sinkformers_1epoch', 'one epoch of 9,000 texts', _steps(281, share)
     ),
     'full': _main('sinkformers', '15 epochs of 22,500 texts', (0, 1, 2)),
     'tiny': _main('sinkformers_tiny', '20 steps', (0,), short),
   }
-  return _sinkformers('imdb', 'IMDb', preset, comparisons[preset])
+  few = {'cpu': Sizes(num_examples=16, num_paths=50, few_examples=8)}
+  sizes = _LOOK | few
+  return _sinkformers(
+    'imdb', 'IMDb', preset, comparisons[preset], sizes.get(preset, Sizes())
+  )
 
 
-def _sinkformers(name, words, preset, comparison):
+def _sinkformers(name, words, preset, comparison, sizes):
   return Study(
     name=f'sinkformers_{name}',
     title=f'{words} as the Sinkformers had it: 6 layers, 8 heads, n_it 1 and 3',
     preset=preset,
     claims='abklmn',
-    sizes=_LOOK.get(preset, Sizes()),
+    sizes=sizes,
     configs=_configs(name, 'sinkformers'),
     comparisons=(comparison,),
     texts=name == 'imdb',

@@ -11,7 +11,6 @@ from sinkformer_jax.rank import theory
 from sinkformer_jax.rank.capture import Capture
 from sinkformer_jax.rank.capture import capture
 from sinkformer_jax.rank.capture import capture_chunks
-from sinkformer_jax.rank.capture import close_rows
 from sinkformer_jax.rank.capture import load_capture
 from sinkformer_jax.rank.capture import untrained_run
 from sinkformer_jax.rank.paths import ABSENT
@@ -44,7 +43,6 @@ __all__ = [
   'attention_entropy',
   'capture',
   'capture_chunks',
-  'close_rows',
   'collapse',
   'column_spread',
   'effective_rank',

@@ -61,9 +61,10 @@ class Capture:
       ``dataset``, ``normalizer``, ``num_iters``, ``seed`` (of the run),
       ``step``, ``split``, ``examples`` (indices into the split),
       ``example_seed``, ``ablation`` (``skip`` and ``ffn``, False if off),
-      ``dtype``, ``row_sums`` (with talking heads: ``[layers][heads]``, see
-      `close_rows`; otherwise None, for 1), ``non_finite_layers`` (counted from
-      1; 0 is the embedding) and ``notes``, to be shown with every result.
+      ``dtype``, ``row_sums`` (with talking heads: ``[layers][heads]``, the sums
+      of the columns of the second mix, to which all rows of a head sum;
+      otherwise None, for 1), ``non_finite_layers`` (counted from 1; 0 is the
+      embedding) and ``notes``, to be shown with every result.
   """
 
   logits: np.ndarray
@@ -188,48 +189,6 @@ def non_finite(capture: Capture) -> dict[str, list[int]]:
     if bad.any():
       found[name] = [first + int(i) for i in np.flatnonzero(bad)]
   return found
-
-
-def close_rows(
-  attention: np.ndarray, mask: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-  """Divides each head by what its rows sum to.
-
-  With talking heads, head g's rows all sum to the sum of column g of the second
-  mix, which is a factor of every path product: a path's residual is that of the
-  closed matrices times the product of its heads' sums. Path products take
-  closed rows only, see `paths.path_residuals`.
-
-  Args:
-    attention: ``[layers, batch, heads, n, n]``.
-    mask: booleans ``[batch, n]``, True for valid tokens.
-
-  Returns:
-    ``(closed, sums)``: attention with rows that sum to 1, and what they summed
-    to, ``[layers, heads]``, NaN where a layer is not finite.
-
-  Raises:
-    errors.DataError: if the rows of a head do not all sum to one number other
-      than 0, in any example.
-  """
-  valid = np.ones(attention.shape[1::3], bool) if mask is None else mask
-  pairs = valid[:, None, :, None] & valid[:, None, None, :]
-  sums = np.where(pairs, attention, 0).sum(-1, dtype=np.float64)
-  used = valid[:, None, :] & np.isfinite(sums)
-  with np.errstate(invalid='ignore'):
-    mean = np.where(used, sums, 0).sum((1, 3)) / used.sum((1, 3))
-    spread = np.where(used, sums - mean[:, None, :, None], 0)
-  spread = np.abs(spread).max((1, 3))
-  limit = residuals.resolution(valid.shape[1], str(attention.dtype))
-  off = spread >= limit * np.abs(mean)
-  if off.any():
-    layer, head = np.argwhere(off)[0]
-    raise errors.DataError(
-      f'attention rows of layer {layer + 1}, head {head} do not all sum to one'
-      f' number other than 0: they sum to {mean[layer, head]:.6g} with'
-      f' deviations of {spread[layer, head]:.1e}. Path products need that.'
-    )
-  return attention / mean[:, None, :, None, None], mean
 
 
 def untrained_run(

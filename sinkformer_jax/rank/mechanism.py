@@ -247,10 +247,13 @@ def _falling_root(excess, name, target, tolerance):
       f'{name} has no entropy (logits that are not finite, an example without'
       f' valid tokens) or no target ({target}).'
     )
+  if abs(at_one) <= tolerance:
+    # Collapsed tokens attend uniformly, whatever the temperature.
+    return 0.0
   # Away from 0 in steps that double, towards more or less entropy.
   sign, near, far = np.sign(at_one), 0.0, 0.0
   beyond, step = at_one, 0.125
-  while sign and np.sign(beyond) == sign:
+  while np.sign(beyond) == sign:
     near, far = far, sign * step
     if step > np.log(_LARGEST_FACTOR):
       raise errors.DataError(
@@ -259,8 +262,6 @@ def _falling_root(excess, name, target, tolerance):
         f' {np.exp(near):.2g} they give {beyond + target:.6g}.'
       )
     beyond, step = excess(far), 2 * step
-  if not sign:
-    return 0.0
   root = optimize.brentq(excess, *sorted((near, far)), xtol=1e-14, rtol=1e-14)
   left = abs(excess(root))
   if not left <= tolerance:

@@ -4,8 +4,9 @@ A path takes one head in each of its layers, or the skip connection, whose
 matrix is the identity. Its matrix is ``P_k ... P_2 P_1``, layer 1 rightmost
 (Dong et al. 2021; Lapenna et al. 2026).
 
-A row-stochastic ``P`` has ``J P = J P J``, so that ``J P_k ... P_1`` is the
-product of the factors ``J P_l J``. Unlike a product followed by a subtraction
+A row-stochastic ``P`` has ``J P = J P J``, and so has one whose rows all sum to
+another number, so that ``J P_k ... P_1`` is the product of the factors
+``J P_l J``. Unlike a product followed by a subtraction
 this has no floor at the rounding of float64, and as it is scaled at every
 layer, its size kept as a logarithm, 1e-300 and less can be told.
 
@@ -141,14 +142,12 @@ def path_residuals(
   norms: Sequence[str] = residuals.NORMS,
   dtype: str | None = None,
   plain: bool = False,
+  row_sums: residuals.Array | None = None,
   chunk_size: int | None = None,
   num_threads: int | None = None,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> residuals.Residuals:
   """Residual norms of path products, for every depth, example and path.
-
-  A head whose rows all sum to one number other than 1 (talking heads) can be
-  divided by it first: it is a factor of the product.
 
   Args:
     attention: ``[layers, batch, heads, n, n]``, what multiplies the values.
@@ -158,6 +157,8 @@ def path_residuals(
     dtype: in which `attention` was computed; that of the array if not given.
     plain: for rows that do not sum to 1: multiplies the matrices as they are
       and subtracts at the end, which has a floor at the rounding of `dtype`.
+    row_sums: what the rows of a head are meant to sum to, all to one number, of
+      any sign, ``[layers, heads]``; 1 if not given. See `Capture.about`.
     chunk_size: paths worked on at a time; no result depends on it.
     num_threads: examples worked on at a time; the number of cores, but at
       most 8, if not given.
@@ -176,8 +177,8 @@ def path_residuals(
     - if `plain`, only what has ``||J P|| <= 10 n eps ||P||``, P the product.
 
   Raises:
-    errors.DataError: unless `plain`, if rows are off 1 by more than
-      ``10 n eps`` or 1e-3.
+    errors.DataError: unless `plain`, if rows are off 1, or what they are meant
+      to sum to, by more than ``10 n eps`` or 1e-3 of the weights' size.
     ValueError: for shapes or names that do not fit.
   """
   attention, valid = _check_attention(attention, mask)
@@ -186,7 +187,7 @@ def path_residuals(
     residuals.check_name(kind, residuals.NORMS, 'norms')
   dtype = residuals.name_dtype(attention, dtype)
   if not plain:
-    _check_rows(attention, valid, dtype)
+    _check_rows(attention, valid, dtype, row_sums)
   num_layers, batch, _, n, _ = attention.shape
   depths, num_paths, _ = heads.shape
   chunk_size = chunk_size or max(1, _CHUNK_BYTES // (8 * n * n))
@@ -236,6 +237,7 @@ def exact_rms(
   layers: str = 'first',
   skip: bool = False,
   dtype: str | None = None,
+  row_sums: residuals.Array | None = None,
 ) -> residuals.Residuals:
   """Root mean square over all paths of the Frobenius residual, not sampled.
 
@@ -249,6 +251,7 @@ def exact_rms(
     layers: as in `sample_paths`.
     skip: as in `sample_paths`.
     dtype: in which `attention` was computed; that of the array if not given.
+    row_sums: as in `path_residuals`.
 
   Returns:
     Residual norms ``[layers + 1, batch]``, 'frobenius' alone, without scaling
@@ -257,13 +260,13 @@ def exact_rms(
     depth uses all layers, one that is not finite leaves depth 0 alone valid.
 
   Raises:
-    errors.DataError: if rows are off 1 by more than ``10 n eps`` or 1e-3.
+    errors.DataError: as `path_residuals`.
     ValueError: for shapes or names that do not fit.
   """
   residuals.check_name(layers, LAYERS, 'layers')
   attention, valid = _check_attention(attention, mask)
   dtype = residuals.name_dtype(attention, dtype)
-  _check_rows(attention, valid, dtype)
+  _check_rows(attention, valid, dtype, row_sums)
   num_layers, batch = attention.shape[:2]
   log10 = np.zeros((num_layers + 1, batch))
   below = np.zeros(log10.shape, bool)
@@ -332,6 +335,7 @@ class _Factors:
     self.resolution = residuals.resolution(self.num_tokens, dtype)
     # J P = P - 1 m^T, m the column means; then the same from the right.
     self.column_means = matrices.mean(-2)
+    self.row_sums = matrices.sum(-1).mean(-1)
     self.matrices = matrices - self.column_means[..., None, :]
     self.matrices -= self.matrices.mean(-1, keepdims=True)
     self.norms = _frobenius(self.matrices)
@@ -342,8 +346,9 @@ class _Products:
   """Products of the factors ``J P J``, and of the matrices ``P`` beside them.
 
   With ``m`` the column means of the product of the ``P``, that product is
-  ``R + 1 m^T``, R its residual. A further ``P`` with column means ``c`` makes
-  them ``c^T R + m``, which costs a vector instead of a matrix.
+  ``R + 1 m^T``, R its residual. A further ``P`` with column means ``c`` and row
+  sums ``s`` makes them ``c^T R + s m``, which costs a vector instead of a
+  matrix.
 
   Attributes:
     rest: residuals ``[num_paths, n, n]``, scaled to Frobenius norm 1.
@@ -373,6 +378,7 @@ class _Products:
     # Without a mode, take() makes a copy of its output.
     factors.matrices[layer].take(heads, 0, factor, mode='clip')
     means = np.vecmat(factors.column_means[layer, heads], rest)
+    self._means[paths] *= factors.row_sums[layer, heads, None]
     self._means[paths] += means * self._scale()[paths, None]
     np.matmul(factor, rest, out=product)
     size = _frobenius(product)
@@ -538,22 +544,37 @@ def _check_heads(heads, attention):
   return heads
 
 
-def _check_rows(attention, valid, dtype):
-  """Refuses rows that are off 1: with them J P is not J P J."""
-  row_error, _ = marginal_errors(attention, valid)
-  limit = residuals.resolution(valid.sum(1), dtype)
-  limit = np.minimum(limit, residuals.MAX_ROW_ERROR)[:, None]
-  # NaN is not off; it makes its layer invalid.
-  off = row_error > limit
-  if off.any():
-    layer, example, head = np.argwhere(off)[0]
-    raise errors.DataError(
-      f'attention rows of layer {layer + 1}, head {head}, example {example} are'
-      f' off 1 by {row_error[layer, example, head]:.1e}; rounding in {dtype}'
-      f' explains {limit[example, 0]:.1e}. If it was computed in another dtype,'
-      " name it (dtype='float32'); if rows are not meant to sum to 1, use"
-      ' plain=True, whose products have a floor.'
+def _check_rows(attention, valid, dtype, row_sums):
+  """Refuses rows that are off what they sum to: with them J P is not J P J."""
+  num_layers, _, num_heads = attention.shape[:3]
+  meant = np.ones((num_layers, num_heads)) if row_sums is None else row_sums
+  meant = np.asarray(meant, np.float64)
+  if meant.shape != (num_layers, num_heads):
+    raise ValueError(
+      f'row_sums must be [layers, heads] = {(num_layers, num_heads)}, got'
+      f' {meant.shape}.'
     )
+  for example in np.flatnonzero(valid.any(1)):
+    block = _valid_block(attention, valid, example)
+    # NaN is not off; it makes its layer invalid.
+    block[~np.isfinite(block)] = np.nan
+    error = np.abs(block.sum(-1) - meant[..., None]).max(-1)
+    limit = residuals.resolution(block.shape[-1], dtype)
+    limit = min(limit, residuals.MAX_ROW_ERROR)
+    if row_sums is not None:
+      # Of weights of both signs, which cancel.
+      limit = limit * np.maximum(1, np.abs(block).sum(-1).max(-1))
+    off = error > limit
+    if off.any():
+      layer, head = np.argwhere(off)[0]
+      allowed = np.broadcast_to(limit, off.shape)[layer, head]
+      raise errors.DataError(
+        f'attention rows of layer {layer + 1}, head {head}, example {example}'
+        f' are off {meant[layer, head]:g} by {error[layer, head]:.1e}; rounding'
+        f' in {dtype} explains {allowed:.1e}. If it was computed in another'
+        " dtype, name it (dtype='float32'); if rows are not meant to sum to one"
+        ' number, use plain=True, whose products have a floor.'
+      )
 
 
 def _valid_block(attention, valid, example):

@@ -164,6 +164,7 @@ class Training:
       position = self._start(saved)
       with hosts.first_then_others():
         workdir_lib.record_start(self.workdir, self.dataset.info, position.step)
+        (self.workdir / workdir_lib.DIVERGED).unlink(missing_ok=True)
       with (
         metrics_lib.MetricWriter(self.workdir, position.step) as writer,
         metrics_lib.Progress(
@@ -285,6 +286,9 @@ class Training:
       ' update is not'
     )
     listed = ', '.join(f'{k}={v:g}' for k, v in values.items())
+    workdir_lib.write_json(
+      self.workdir / workdir_lib.DIVERGED, {'step': step, 'where': where}
+    )
     raise errors.RunError(
       f'step {step}: {listed}; {where}. Nothing of this was saved; the newest'
       f' good checkpoint is {saved.directory / str(saved.steps[-1])}. Start'

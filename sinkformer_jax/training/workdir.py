@@ -42,6 +42,10 @@ _PACKAGES = (
 )
 
 
+# Where a training that stopped at values that are not finite says so.
+DIVERGED = 'diverged.json'
+
+
 @contextlib.contextmanager
 def writing(path: pathlib.Path):
   """Says which file could not be written.

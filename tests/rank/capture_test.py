@@ -384,53 +384,74 @@ def talking(dataset):
 
 def test_row_sums_of_talking_heads(dataset, talking):
   run, result = talking
-  closed, sums = rank.close_rows(result.attention)
-  np.testing.assert_allclose(result.about['row_sums'], sums, rtol=1e-14)
+  sums = np.array(result.about['row_sums'])
+  rows = result.attention.sum(-1)
+  np.testing.assert_allclose(
+    rows, np.broadcast_to(sums[:, None, :, None], rows.shape), rtol=1e-13
+  )
   assert np.abs(sums - 1).max() > 0.1
-  assert np.abs(closed.sum(-1) - 1).max() < 1e-14
   assert_close(result, applied(run, images(dataset, result)), 1e-5)
 
 
 def test_row_sums_are_a_factor_of_path_products(talking):
   _, result = talking
-  closed, sums = rank.close_rows(result.attention)
+  sums = np.array(result.about['row_sums'])
   paths = rank.sample_paths(0, 3, 2, 8)
-  with pytest.raises(errors.DataError, match='off 1'):
-    rank.path_residuals(result.attention, paths)
-  closed = rank.path_residuals(closed, paths).log10['spectral'][-1, 0]
-  plain = rank.path_residuals(result.attention, paths, plain=True)
+  for refused in (None, sums + 1e-9):
+    with pytest.raises(errors.DataError, match='are off'):
+      rank.path_residuals(result.attention, paths, row_sums=refused)
+    with pytest.raises(errors.DataError, match='are off'):
+      rank.exact_rms(result.attention, row_sums=refused)
+  with pytest.raises(ValueError, match='row_sums must be'):
+    rank.path_residuals(result.attention, paths, row_sums=sums[:2])
+  found = rank.path_residuals(result.attention, paths, row_sums=sums)
+  # Both of closed heads times their sums, and of the plain products.
+  closed = result.attention / sums[:, None, :, None, None]
+  closed = rank.path_residuals(closed, paths)
   factor = np.log10(np.abs(sums[np.arange(3), paths[-1]])).sum(-1)
+  plain = rank.path_residuals(result.attention, paths, plain=True)
+  for name in ('log10', 'log10_whole'):
+    ours, theirs, slow = (
+      getattr(x, name)['spectral'][-1] for x in (found, closed, plain)
+    )
+    np.testing.assert_allclose(ours, theirs + factor, atol=1e-9)
+    np.testing.assert_allclose(ours, slow, atol=1e-8)
+
+
+def test_exact_rms_of_talking_heads(talking):
+  _, result = talking
+  sums = np.array(result.about['row_sums'])
+  every = np.array(list(np.ndindex(2, 2, 2)))
+  heads = np.stack(
+    [np.where(np.arange(3) < k, every, rank.ABSENT) for k in (1, 2, 3)]
+  )
+  each = rank.path_residuals(result.attention, heads, row_sums=sums)
+  squares = 10 ** (2 * each.log10['frobenius'])
   np.testing.assert_allclose(
-    plain.log10['spectral'][-1, 0], closed + factor, atol=1e-8
+    rank.exact_rms(result.attention, row_sums=sums).log10['frobenius'],
+    np.log10(squares.mean(-1)) / 2,
+    atol=1e-12,
   )
 
 
-def test_close_rows_with_padding_and_nan():
-  rng = np.random.default_rng(0)
-  weights = rng.random((2, 3, 2, 5, 5))
-  mask = np.ones((3, 5), bool)
-  mask[1, 3:] = False
-  weights *= mask[:, None, None, :]
-  weights /= weights.sum(-1, keepdims=True)
-  weights *= np.array([[2.0, -0.5], [1.0, 0.3]])[:, None, :, None, None]
-  # Padding may hold anything; one example's damage does not spread.
-  weights[:, 1, :, 3:] = 7.0
-  weights[:, 1, :, :, 3:] = np.nan
-  weights[0, 2] = np.nan
-  closed, sums = rank.close_rows(weights, mask)
-  np.testing.assert_allclose(sums, [[2, -0.5], [1, 0.3]], rtol=1e-14)
-  assert np.isnan(closed[0, 2]).all()
-  np.testing.assert_allclose(closed[1, 0].sum(-1), 1, rtol=1e-14)
-  weights[0] = np.nan
-  assert np.isnan(rank.close_rows(weights, mask)[1]).tolist() == [
-    [True] * 2,
-    [False] * 2,
-  ]
-
-
-@pytest.mark.parametrize('row_sums', [[1, 1.001], [0, 0], [1, -1]])
-def test_close_rows_refuses(row_sums):
-  weights = np.full((2, 1, 1, 2, 2), 0.5)
-  weights[1, 0, 0] = np.array(row_sums)[:, None] / 2
-  with pytest.raises(errors.DataError, match='layer 2, head 0 do not all'):
-    rank.close_rows(weights)
+def test_a_head_of_row_sum_zero(talking):
+  # The difference of two heads: nothing is shared that it could take away.
+  _, result = talking
+  attention = result.attention.copy()
+  attention[1, :, 0] -= attention[1, :, 1]
+  sums = np.array(result.about['row_sums'])
+  sums[1, 0] -= sums[1, 1]
+  attention[1, :, 0] -= sums[1, 0] / attention.shape[-1]
+  sums[1, 0] = 0
+  paths = np.array([[[1, 0, 1]]])
+  found = rank.path_residuals(attention, paths, row_sums=sums)
+  product = attention[2, :, 1] @ attention[1, :, 0] @ attention[0, :, 1]
+  for name, matrix in (
+    ('log10', product - product.mean(1, keepdims=True)),
+    ('log10_whole', product),
+  ):
+    np.testing.assert_allclose(
+      getattr(found, name)['frobenius'][1, :, 0],
+      np.log10(np.linalg.norm(matrix, axis=(1, 2))),
+      atol=1e-9,
+    )

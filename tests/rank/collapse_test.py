@@ -221,15 +221,17 @@ def test_far_below_float64():
 
 
 @pytest.mark.parametrize(
-  ('norm_position', 'num_iters', 'talking_heads', 'ffn'),
+  ('norm_position', 'num_iters', 'talking_heads', 'ffn', 'deepnorm'),
   [
-    ('pre', 0, False, False),
-    ('pre', 50, True, True),
-    ('post', 0, True, True),
-    ('post', 50, False, False),
+    ('pre', 0, False, False, False),
+    ('pre', 50, True, True, False),
+    ('post', 0, True, True, False),
+    ('post', 50, False, False, False),
+    # Without skip and FFN, DeepNorm's factors multiply nothing.
+    ('post', 50, False, False, True),
   ],
 )
-def test_encoder(norm_position, num_iters, talking_heads, ffn):
+def test_encoder(norm_position, num_iters, talking_heads, ffn, deepnorm):
   heads, width, layers = 2, 8, 3
   x = tokens(1, 2, 6, width, mean=0.1)
   normalizer = 'sinkhorn' if num_iters else 'softmax'
@@ -246,6 +248,7 @@ def test_encoder(norm_position, num_iters, talking_heads, ffn):
       normalizer=attention.NORMALIZERS[normalizer](num_iters),
       norm_position=norm_position,
       talking_heads=talking_heads,
+      deepnorm=deepnorm,
       dtype=np.float64,
     )
     ablation = encoder.Ablation(skip=False, ffn=ffn)

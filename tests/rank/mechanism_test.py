@@ -241,6 +241,16 @@ def test_match_entropy_finds_a_temperature_again(num_iters):
   np.testing.assert_allclose(same, 1, rtol=1e-7)
 
 
+def test_uniform_attention_is_matched_as_it_is():
+  # Collapsed tokens: logits that differ by rounding alone.
+  x = 1e-17 * logits()
+  target = np.full(len(x), np.log(x.shape[-1]) + 1e-15)
+  for num_iters in (0, 30):
+    found, weights = mechanism.match_entropy(x, target, num_iters)
+    np.testing.assert_array_equal(found, 1)
+    np.testing.assert_allclose(weights, 1 / x.shape[-1])
+
+
 def test_matched_temperature_in_closed_form():
   # Two keys: weights p and 1 - p with log(p / (1 - p)) = 2 / temperature.
   x = np.broadcast_to([1.0, -1.0], (1, 1, 1, 2, 2))

@@ -322,8 +322,13 @@ def test_nan_stops_the_run_before_it_reaches_a_checkpoint(
   assert state['step'] == 10
   for leaf in jax.tree.leaves(state):
     assert np.isfinite(leaf).all()
+  record = workdir / 'diverged.json'
+  said = json.loads(record.read_text())
+  assert said['step'] == 12
+  assert 'first bad layer is 1' in said['where']
   # Without the bad batch it goes on.
   assert training.train_and_evaluate(config, workdir)['step'] == 20
+  assert not record.exists()
 
 
 # C10

@@ -337,6 +337,25 @@ def test_robustness():
   )
 
 
+def test_a_number_that_is_missing_changes_no_verdict():
+  table = list(synthetic.Tables(gap=1.0).rows())
+  for row in table:
+    skipless = row['analysis'] == 'layer_outputs' and (
+      'skip off' in row['ablation']
+    )
+    if skipless and row['depth'] > 4:
+      row['below_resolution'] = 50
+  found = robustness.variations(evidence.Evidence(table, 24))
+  own = [x for x in found if x.choice == 'attention skips off']
+  assert [x.judged.test.sample.count for x in own] == [5, 0, 0]
+  assert {x.fixed for x in own} == {HOLDS}
+  assert not any(x.changes for x in own[1:])
+  (line,) = (
+    x for x in robustness.matrix(found) if x['choice'] == own[0].choice
+  )
+  assert line['b at 12'] == 'too few'
+
+
 def test_steps_are_kept_apart():
   tables = synthetic.Tables(gap=1.0)
 

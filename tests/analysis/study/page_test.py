@@ -7,6 +7,7 @@ import re
 import pytest
 
 from analysis.study import content as content_lib
+from analysis.study import decay
 from analysis.study import measure
 from analysis.study import page
 from analysis.study import studies
@@ -188,6 +189,35 @@ def test_exploratory_comparisons_have_no_verdict(tmp_path):
   assert 'Claims' not in text
 
 
+def test_runs_that_diverged_are_said_to(tmp_path):
+  (study,) = studies.of('variants', 'cpu')
+  runs = [x for x in study.runs(tmp_path) if x.comparison.tag != '1epoch_pure']
+  lost = 'mnist_softmax_1epoch_noskip/seed0'
+  for run in runs:
+    made_up_runs.make(run, finished=run.name != lost)
+    if run.name == lost:
+      record = {'step': 7, 'where': 'the first bad layer is 1'}
+      (run.workdir / 'diverged.json').write_text(json.dumps(record))
+  tables = synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0)
+  rows = [
+    x | {'tag': comparison.tag, 'setting': comparison.tag}
+    for comparison in study.comparisons
+    for x in tables.rows()
+    if x['analysis'] != 'training'
+    and comparison.tag not in ('1epoch_noskip', '1epoch_pure')
+  ]
+  measured = measure.Measured(rows, [], 'revision 1')
+  found = content_lib.of_runs(study, runs, [measured])
+  table = {x['training']: x for x in found.tables['Trainings side by side']}
+  (line,) = (x for k, x in table.items() if k.startswith('without skips'))
+  assert line['pairs'] == '0'
+  assert line['test accuracy'] == (
+    'softmax (seed 0) diverged: not finite at step 7'
+  )
+  assert not any('pure' in x for x in table)
+  assert f'{lost} diverged: not finite at step 7' in ' '.join(found.notes)
+
+
 def test_another_preset_is_refused(written):
   _, folder = written
   content_lib.check_preset(folder, 'full')
@@ -230,6 +260,16 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
     assert chosen.endswith(f'learning rate {rates[best[normalizer]]}')
   assert paths['value'].startswith('+2.00 at 4')
   assert accuracy['value'] == 'softmax 50.00 %\nSinkhorn 50.00 %'
+  # One that diverged is not chosen, and hides no other.
+  softmax_best = tmp_path / 'mnist_softmax_1epoch' / 'seed0'
+  (softmax_best / 'result.json').rename(softmax_best / 'kept')
+  (softmax_best / 'diverged.json').write_text('{"step": 3, "where": ""}')
+  found = content_lib.of_runs(study, runs, [measured])
+  line, *_ = found.tables['Learning rate tuned for each normalizer']
+  assert 'diverged: one epoch at learning rate 1e-3\n' in line['value']
+  assert line['value'].count('(chosen)') == 1
+  (softmax_best / 'diverged.json').unlink()
+  (softmax_best / 'kept').rename(softmax_best / 'result.json')
   # One training of the grid is missing: nothing is chosen.
   rest = [x for x in runs if x.name != 'mnist_sinkhorn_1epoch_lr2e-3/seed0']
   rows = [x for x in rows if x['tag'] != '1epoch_lr2e-3']
@@ -272,6 +312,27 @@ def test_trainings_side_by_side(tmp_path):
   )
   assert one['mean'] == pytest.approx(3, abs=0.2)
   assert one['pairs'] == 3
+  # A test has one verdict, wherever it stands.
+  of_claims = {
+    (test.test.label, test.test.depth): test.corrected
+    for answer in found.answers
+    for test in answer.judged
+  }
+  same = {
+    'path products': 'path products',
+    'path products, same logits': decay.NORMALIZER,
+    'path products, entropy of softmax': decay.MATCHED,
+    'column sums of softmax (claim k)': (
+      'spread of column sums at step 0 over that at the end'
+    ),
+  }
+  compared = [
+    (x['corrected_p'], of_claims[same[x['tested']], x['depth']])
+    for x in written
+    if x['training'] == study.comparisons[0].title and x['tested'] in same
+  ]
+  assert len(compared) == 12
+  assert all(ours == theirs for ours, theirs in compared)
   # Of seed 0 the tests were made.
   assert 'Without the pair that had been looked at beforehand' in str(
     found.robustness

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from analysis import theory
 from analysis.study import measure
 from analysis.study import plan
 from analysis.study import studies
@@ -126,6 +127,18 @@ def test_other_data_is_refused(tmp_path):
     plan.check(runs)
 
 
+def test_schedules_of_the_sinkformers_are_shortened_in_proportion(tmp_path):
+  for name in studies.GROUPS['sinkformers']:
+    whole, *_ = (x.config() for x in study(name, 'full').runs(tmp_path))
+    (boundary,) = whole.optimizer.step_boundaries
+    for preset in ('quick', 'cpu', 'tiny'):
+      for run in study(name, preset).runs(tmp_path):
+        config = run.config()
+        (own,) = config.optimizer.step_boundaries
+        share = boundary / whole.total_steps
+        assert own == round(share * config.total_steps)
+
+
 def test_jobs(tmp_path):
   found = study(preset='tiny')
   runs = found.runs(tmp_path)
@@ -182,7 +195,7 @@ def test_what_a_training_has_recorded(tmp_path):
   assert values['seconds an epoch'] == 125
 
 
-def test_a_name_for_what_is_measured(tmp_path):
+def test_a_name_for_what_is_measured(tmp_path, monkeypatch):
   found = study(preset='tiny')
   runs = found.runs(tmp_path)
   for run in runs[:2]:
@@ -197,3 +210,6 @@ def test_a_name_for_what_is_measured(tmp_path):
   names.add(store.path(more))
   assert len(names) == 3
   assert not store.has(first)
+  # And an analysis that gives other numbers is too.
+  monkeypatch.setattr(theory, 'VERSION', 'another', raising=False)
+  assert store.path(more) not in names

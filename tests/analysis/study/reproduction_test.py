@@ -51,6 +51,19 @@ def test_what_would_be_done(tmp_path, capsys):
   assert not (tmp_path / 'measured').exists()
 
 
+def test_a_run_that_diverged_is_not_tried_again(tmp_path, capsys):
+  lost, *rest = runs_of(tmp_path)
+  for run in rest:
+    made_up_runs.make(run)
+  made_up_runs.make(lost, finished=False)
+  (lost.workdir / 'diverged.json').write_text('{"step": 7, "where": ""}')
+  assert not reproduce(tmp_path).run(dry_run=True)
+  text = capsys.readouterr().out
+  assert '4 planned, 3 finished, 0 to be trained' in text
+  assert f'{lost.name} diverged (not finite at step 7)' in text
+  assert f'remove {lost.workdir} to do so' in text
+
+
 def test_nothing_to_analyse(tmp_path):
   softmax, sinkhorn, *_ = runs_of(tmp_path)
   made_up_runs.make(softmax)
