@@ -479,6 +479,15 @@ _MORE_CAUSES = {
     f'{_SINKHORN}sinkhorn': 1,
     f"{_SINKHORN}softmax, sinkhorn's entropy": -1,
   },
+  'Softmax without the column bias, on logits of Sinkhorn at its entropy': {
+    f"{_SINKHORN}softmax, bias removed, sinkhorn's entropy": 1,
+    f"{_SINKHORN}softmax, sinkhorn's entropy": -1,
+  },
+  'Sinkhorn in place of softmax without the column bias, on logits of Sinkhorn'
+  ' at its entropy': {
+    f'{_SINKHORN}sinkhorn': 1,
+    f"{_SINKHORN}softmax, bias removed, sinkhorn's entropy": -1,
+  },
 }
 
 

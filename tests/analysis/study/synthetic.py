@@ -213,6 +213,7 @@ class Tables:
       f"{soft}softmax, sinkhorn's entropy": self.gap,
       f'{sink}softmax, bias removed': 0,
       f"{sink}softmax, sinkhorn's entropy": self.gap,
+      f"{sink}softmax, bias removed, sinkhorn's entropy": self.gap,
       f"{soft}sinkhorn, softmax's entropy": 0,
       f"{soft}softmax, bias removed, softmax's entropy": self.gap,
     }
