@@ -156,6 +156,17 @@ def test_jobs(tmp_path):
   assert not measure.jobs(found, finished, ())
 
 
+def test_longer_sequences_take_longer_to_measure(tmp_path):
+  found = study('cats_vs_dogs')
+  runs = found.runs(tmp_path)
+  small, large = (
+    {x.analysis: x.seconds for x in measure.jobs(found, [run], ['attention'])}
+    for run in (runs[0], runs[-1])
+  )
+  # 17 and 197 tokens: (197 / 17)^2.3 = 280 times, but for what is fixed.
+  assert 50 < large['attention'] / small['attention'] < 280
+
+
 def test_a_measure_of_ones_own_is_measured_of_every_run(tmp_path):
   found = study(preset='tiny')
   runs = found.runs(tmp_path)
