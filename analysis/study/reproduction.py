@@ -219,8 +219,13 @@ class Reproduction:
 
   def _measure_runs(self, study):
     """Runs that have come to an end, and what has been measured of them."""
-    runs = self._runs_of(study)
-    finished = [x for x in runs if x.is_finished()]
+    # Looked up once: a training elsewhere may end meanwhile.
+    finished, diverged = [], []
+    for run in self._runs_of(study):
+      if run.is_finished():
+        finished.append(run)
+      elif run.diverged():
+        diverged.append(run)
     jobs = measure.jobs(study, finished, self._analyses(study))
     store, progress = self._store(), command.Progress()
     new = [x for x in jobs if not store.has(x)]
@@ -233,8 +238,7 @@ class Reproduction:
         flush=True,
       )
       store.measure(job, progress)
-    ended = [x for x in runs if x.is_finished() or x.diverged()]
-    return ended, [store.read(x) for x in jobs]
+    return finished + diverged, [store.read(x) for x in jobs]
 
   def _write(self, contents):
     folders = [self.output / x.study.name for x in contents]
