@@ -56,7 +56,7 @@ def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
     if evidence.seeds:
       rows = _rows(evidence, **decay.PATHS)
       pairs = f'{len(evidence.seeds)} pair{"s" * (len(evidence.seeds) > 1)}'
-      points[f'{title} ({pairs})'] = rows, evidence.depths
+      points[f'{textwrap.fill(title, 34)}\n({pairs})'] = rows, evidence.depths
   if len(points) < 2:
     return []
   rows = [x for found, _ in points.values() for x in found]
@@ -85,7 +85,7 @@ def _draw_trainings(fig, points, rows, shape):
   used = panels.flat[: len(points)]
   for ax, (title, (own, depths)) in zip(used, points.items(), strict=True):
     _draw_along(ax, own, depths)
-    ax.set_title(textwrap.fill(title, 30), fontsize=9)
+    ax.set_title(title, fontsize=9)
   for ax in panels[:, 0]:
     ax.set_ylabel('log10 of the residual')
   panels[0, 0].legend(fontsize=7)

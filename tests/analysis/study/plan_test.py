@@ -20,7 +20,7 @@ def study(name='mnist', preset='cpu'):
 
 def test_runs_of_a_night(tmp_path):
   runs = study().runs(tmp_path)
-  assert len({x.name for x in runs}) == len(runs) == 22
+  assert len({x.name for x in runs}) == len(runs) == 26
   primary = [x for x in runs if x.comparison.tag == '1epoch']
   assert [x.name for x in primary[:3]] == [
     'mnist_softmax_1epoch/seed0',
