@@ -236,16 +236,21 @@ def _short(row, names):
 
 
 def _is_shown(row):
-  """The headline of every run, and what the figures draw."""
-  norm, scaling = row.get('norm'), row.get('scaling')
+  """The headline of every run, and what claims and figures are made of."""
+  size = row.get('norm'), row.get('scaling')
+  absolute = size == ('spectral', 'absolute')
   return {
-    'path_products': row['quantity'] == 'path, first layers'
-    and (norm, scaling) == ('spectral', 'absolute'),
+    'path_products': row['quantity'] == 'path, first layers' and absolute,
     'layer_outputs': row['quantity'] == decay.FIXED.output
-    and (norm, scaling) == ('spectral', 'relative')
+    and size == ('spectral', 'relative')
     and row['at'] == measure.LAST,
     'attention': row['quantity'] == 'spread of column sums',
     'mechanism': row['quantity'] == 'path, first layers',
+    'iterations': row['quantity'] == 'column error'
+    or (row['ablation'] == decay.HEADS and absolute),
+    'matched_control': absolute,
+    'lipschitz': True,
+    'theory': True,
     'training': True,
   }.get(row['analysis'], False)
 
