@@ -247,7 +247,7 @@ def _is_shown(row):
     'attention': row['quantity'] == 'spread of column sums',
     'mechanism': row['quantity'] == 'path, first layers',
     'iterations': row['quantity'] == 'column error'
-    or (row['ablation'] == decay.HEADS and absolute),
+    or (row.get('ablation') == decay.HEADS and absolute),
     'matched_control': absolute,
     'lipschitz': True,
     'theory': True,
