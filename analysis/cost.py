@@ -8,8 +8,8 @@ worth little.
 Parts, of which the first three (about 3 minutes on 2 cores) are the default:
 
   step         the training step of the 24-layer encoder (forward, backward,
-               SGD update), with softmax and Sinkhorn, ours and PyTorch's; with
-               --workdir=RUN also that of a trained run
+               SGD update), with softmax and Sinkhorn, ours and PyTorch's;
+               that of trained runs: analysis.step_time
   rate         matrix products of that step per second, as a share of what a
                large matrix product reaches
   normalizer   the normalizer alone against other implementations, with errors
@@ -80,9 +80,6 @@ _NUM_ITERS = flags.DEFINE_integer(
 _REPEATS = flags.DEFINE_integer(
   'repeats', 5, 'Rounds of timing.', lower_bound=1, flag_values=FLAGS
 )
-_WORKDIR = flags.DEFINE_string(
-  'workdir', '', 'Trained run for the part step.', flag_values=FLAGS
-)
 _OUTPUT = flags.DEFINE_string(
   'output',
   '',
@@ -146,7 +143,6 @@ def main() -> None:
 
   output = command.output_directory(_OUTPUT.value) if _OUTPUT.value else None
   names = _PARTS.value or _DEFAULT.get(_PLATFORM.value, ['accelerator'])
-  _check_workdir(names)
   # Imported late: wrong flags are refused before JAX is loaded.
   from analysis import cost_setup
   from analysis import cost_tables
@@ -160,7 +156,6 @@ def main() -> None:
     shapes=[tuple(map(int, x.split('x'))) for x in _SHAPES.value],
     num_iters=_NUM_ITERS.value,
     repeats=_REPEATS.value,
-    workdir=_WORKDIR.value,
   )
   report = timing.Progress()
   print(
@@ -197,16 +192,6 @@ def _write(output, name, rows):
 
   cost_tables.write_csv(output / f'{name}.csv', rows)
   cost_figures.save(output, name, rows)
-
-
-def _check_workdir(names):
-  from sinkformer_jax import errors
-
-  if _WORKDIR.value and 'step' not in names:
-    raise errors.UserError(
-      f'--workdir={_WORKDIR.value} is for the part step, which is not among'
-      f' --parts={",".join(names)}.'
-    )
 
 
 if __name__ == '__main__':

@@ -11,8 +11,6 @@ import ml_collections
 
 from analysis import cost_model
 from configs import mnist_sinkhorn
-from sinkformer_jax import errors
-from sinkformer_jax import training
 
 Report = Callable[[str], None]
 # What `memory_mb` is: see the docstring of `analysis.cost`.
@@ -107,14 +105,12 @@ class Options:
     shapes: tokens and batch of the tables, see `Preset`.
     num_iters: Sinkhorn iterations.
     repeats: rounds.
-    run: a trained run for the part `step`, or None.
   """
 
   preset: Preset
   shapes: tuple[tuple[int, int], ...]
   num_iters: int
   repeats: int
-  run: training.Run | None = None
 
   def setting(
     self, tokens: int, batch: int, **model_fields
@@ -129,7 +125,6 @@ def options(
   shapes: Sequence[tuple[int, int]],
   num_iters: int,
   repeats: int,
-  workdir: str,
 ) -> Options:
   """Options from the values of flags, see `Options`.
 
@@ -138,41 +133,11 @@ def options(
     shapes: those of the preset if empty.
     num_iters: Sinkhorn iterations.
     repeats: rounds.
-    workdir: of a run, or ''.
-
-  Raises:
-    errors.UserError: for a run that cannot be opened, or whose model the
-      measured step cannot be.
   """
   sizes = PRESETS[preset]
   on_cpu = jax.default_backend() == 'cpu'
   default = sizes.shapes if on_cpu else sizes.accelerator_shapes
-  run = training.load_run(workdir) if workdir else None
-  if run:
-    _check_run(run)
-  return Options(sizes, tuple(shapes) or default, num_iters, repeats, run)
-
-
-def run_setting(run: training.Run) -> cost_model.Setting:
-  """The training step of a run, at its batch size."""
-  model = ml_collections.FrozenConfigDict(run.config.model)
-  tokens = run.params['positions'].shape[1]
-  return cost_model.Setting(model, tokens, run.config.batch_size)
-
-
-def _check_run(run):
-  model = run.config.model
-  if model.normalizer not in cost_model.FORMS:
-    raise errors.UserError(
-      f'--workdir={run.workdir}: its normalizer {model.normalizer!r} is none of'
-      f' {", ".join(cost_model.FORMS)}.'
-    )
-  if model.name != 'vit' or run.info.input_shape[-1] != 1:
-    raise errors.UserError(
-      f'--workdir={run.workdir}: only runs of a vision transformer on images'
-      f' with one channel can be timed, not {model.name!r} on'
-      f' {run.info.input_shape}.'
-    )
+  return Options(sizes, tuple(shapes) or default, num_iters, repeats)
 
 
 def why_not(module: str) -> str:

@@ -28,10 +28,7 @@ FORMS = ('softmax', 'sinkhorn')
 def step_rows(
   options: cost_setup.Options, report: cost_setup.Report
 ) -> list[Row]:
-  """The training step: ours, at several spreads of the logits, and PyTorch's.
-
-  A run adds a table of its own, with its parameters.
-  """
+  """The training step: ours, at several logit spreads, and PyTorch's."""
   rows = []
   for shape in options.shapes:
     base = options.setting(*shape)
@@ -50,8 +47,6 @@ def step_rows(
         base.with_model(normalizer=form), ratio_to=form
       )
     rows += timing.compare(base.title, alternatives, options.repeats, report)
-  if options.run:
-    rows += _trained_rows(options, report)
   return rows
 
 
@@ -64,16 +59,6 @@ def fresh_steps(
     form: _step(setting, cost_model.create_params(setting))
     for form, setting in settings.items()
   }
-
-
-def _trained_rows(options, report):
-  run = options.run
-  setting = cost_setup.run_setting(run)
-  alternatives = fresh_steps(setting)
-  name = f'{setting.model.normalizer}, trained to step {run.step}'
-  alternatives[name] = _step(setting, run.params)
-  title = f'{run.workdir.parent.name}/{run.workdir.name}, {setting.title}'
-  return timing.compare(title, alternatives, options.repeats, report)
 
 
 def _step(setting, params):

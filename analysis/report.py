@@ -37,6 +37,7 @@ ANALYSES = {
   'matched_control': 'Control: random matrices as sharp as those of the runs',
   'theory': 'Theory beside measurement',
   'learning_curves': 'Training',
+  'step_time': 'Time of a training step',
 }
 
 

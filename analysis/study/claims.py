@@ -219,8 +219,11 @@ _LIST = (
     letter='m',
     statement='A training step costs little more.',
     source='Sander et al. 2022: 3m25s for 3m20s an epoch, with 1 iteration',
-    definition=f'A step takes less than {others.COST_FACTOR:g} times as long:'
-    f' log10 of {others.COST_FACTOR:g} over the ratio.',
+    definition='The whole training step with the weights of the trained runs,'
+    ' the two of a pair in turn on the same batches: it takes less than'
+    f' {others.COST_FACTOR:g} times as long. log10 of {others.COST_FACTOR:g}'
+    ' over the ratio.',
+    analyses=('step_time',),
     tests=others.cost,
     details=others.cost_details,
     unit='',

@@ -64,7 +64,7 @@ class Job:
     config = self.runs[0].config()
     of_an_example *= config.model.num_layers / 24
     of_an_example *= (_num_tokens(config) / 50) ** _GROWTH
-    return fixed + of_an_example * self.options['num_examples']
+    return fixed + of_an_example * self.options.get('num_examples', 0)
 
 
 def _num_tokens(config):
@@ -87,6 +87,7 @@ _SECONDS = {
   'mechanism': (5, 2.0),
   'path_products': (2, 0.2),
   'sequence_length': (2, 0.2),
+  'step_time': (90, 0.0),
   'theory': (3, 0.5),
 }
 _OTHERS = (5, 1.0)
@@ -119,7 +120,10 @@ def jobs(
       'skip': False,
       'seed': 0,
     }
-    found.append(Job('mechanism', pair, _last_step(pair[0]), options))
+    last = _last_step(pair[0])
+    found.append(Job('mechanism', pair, last, options))
+    if not study.exploratory and pair[0].comparison == study.comparisons[0]:
+      found.append(Job('step_time', pair, last, {}))
   return [x for x in found if x.analysis in analyses]
 
 
@@ -317,7 +321,6 @@ def training_rows(run: plan.PlannedRun) -> list[tables.Row]:
     'validation accuracy': result['validation']['accuracy'],
     'validation loss': result['validation']['loss'],
     'test loss': result['test']['loss'],
-    'seconds a step': run.config().batch_size / rate,
     'seconds an epoch': provenance['data']['splits']['train'] / rate,
   }
   return [

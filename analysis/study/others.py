@@ -9,6 +9,7 @@ from analysis import iterations
 from analysis import lipschitz as lipschitz_lib
 from analysis import matched_control
 from analysis import statistics
+from analysis import step_time
 from analysis import theory
 from analysis.statistics import of_pairs
 from analysis.study import decay
@@ -310,14 +311,18 @@ def accuracy_details(evidence: Evidence) -> list[str]:
 
 
 def cost(evidence: Evidence) -> Tests:
-  """m: time of a training step."""
-  seconds = _seconds(evidence)
+  """m: time of a training step, in turn."""
   values = {
-    seed: math.log10(COST_FACTOR)
-    - math.log10(seconds[plan.SINKHORN][seed] / seconds[plan.SOFTMAX][seed])
-    for seed in evidence.seeds
+    seed: math.log10(COST_FACTOR) - math.log10(ratio)
+    for seed, ratio in _ratios(evidence).items()
   }
   return [of_pairs('a step, Sinkhorn over softmax', None, values)]
+
+
+def _ratios(evidence):
+  return evidence.values(
+    plan.SINKHORN, analysis='step_time', quantity=step_time.RATIO
+  )
 
 
 def cost_number(sample: statistics.Sample) -> str:
@@ -328,10 +333,6 @@ def cost_number(sample: statistics.Sample) -> str:
   return f'{factor:.2f} ({factor / half:.2f} to {factor * half:.2f})'
 
 
-def _seconds(evidence):
-  return {x: trained(evidence, x, 'seconds a step') for x in NAMES}
-
-
 def trained(evidence: Evidence, normalizer: str, quantity: str) -> Values:
   """What the trainings themselves recorded, by seed."""
   return evidence.values(normalizer, analysis='training', quantity=quantity)
@@ -339,23 +340,23 @@ def trained(evidence: Evidence, normalizer: str, quantity: str) -> Values:
 
 def cost_details(evidence: Evidence) -> list[str]:
   """Seconds themselves."""
-  seconds = _seconds(evidence)
-  ratios = [
-    seconds[plan.SINKHORN][x] / seconds[plan.SOFTMAX][x] for x in evidence.seeds
-  ]
-  texts = [
-    f'{name} {over_seeds(seconds[x]):.2f} s' for x, name in NAMES.items()
-  ]
-  listed = ', '.join(f'{x:.2f}' for x in ratios)
+  texts = []
+  for normalizer, name in NAMES.items():
+    seconds = evidence.values(
+      normalizer, analysis='step_time', quantity=step_time.SECONDS
+    )
+    texts.append(f'{name} {over_seeds(seconds):.2f} s')
+  listed = ', '.join(f'{x:.2f}' for x in _ratios(evidence).values())
   epochs = ', '.join(
     f'{name} {_minutes(over_seeds(trained(evidence, x, "seconds an epoch")))}'
     for x, name in NAMES.items()
   )
   return [
-    f'A step, median of each run: {", ".join(texts)}; Sinkhorn over softmax'
-    f' {listed}, pair by pair, as they were trained (other work on the machine'
-    ' counts). `python -m analysis.cost` times both in turn.',
-    f'An epoch of training examples: {epochs}.',
+    f'A step with trained weights, the two runs in turn: {", ".join(texts)};'
+    f' Sinkhorn over softmax {listed}, pair by pair. From fresh weights, whose'
+    ' logits are small, it costs less: `python -m analysis.cost`.',
+    f'An epoch of training examples, as they were trained (other work on the'
+    f' machine counts): {epochs}.',
   ]
 
 

@@ -34,7 +34,8 @@ _DESIGN = (
   'Corrected later, when results were there: a gap that is below 0 is no larger'
   ' gap for being nearer to 0 than another (c); values below float64 are'
   ' counted as its limit one by one, no longer run by run (d); a residual that'
-  ' grows does not collapse (e).',
+  ' grows does not collapse (e); steps are timed in turn, no longer while they'
+  ' trained (m).',
   'Numbers are means over pairs with 95% t intervals. A test is two-sided;'
   f' "{statistics.HOLDS}" and "{statistics.FAILS}" need p < 0.05 after'
   " Holm's correction over all tests of the claim; otherwise it"

@@ -36,7 +36,7 @@ def test_rows(monkeypatch):
   monkeypatch.setattr(
     cost_rank.machine, 'child', lambda _, __, x: cost_rank.memory_mb(**x)
   )
-  options = cost_setup.options('tiny', ((4, 2),), 5, 2, '')
+  options = cost_setup.options('tiny', ((4, 2),), 5, 2)
   rows = cost_rank.rank_rows(options, lambda text: None)
   by_name = {x['name']: x for x in rows}
   assert len(by_name) == len(rows) == 6

@@ -15,6 +15,7 @@ from analysis import command
 from analysis import mechanism
 from analysis import report
 from analysis import runs as runs_lib
+from analysis import step_time
 from sinkformer_jax import encoder
 from sinkformer_jax import errors
 from sinkformer_jax import rank
@@ -576,3 +577,25 @@ def test_wrong_flags(pair, tmp_path):
   ):
     line = launch_test.refused('analysis.path_products', *arguments, code=code)
     assert words in line
+
+
+def test_step_time(subjects, tmp_path):
+  written = analyse('step_time', subjects, tmp_path)
+  times = [x for x in written.summary if x['quantity'] == step_time.SECONDS]
+  (ratio,) = (x for x in written.summary if x['quantity'] == step_time.RATIO)
+  assert [x['normalizer'] for x in times] == ['softmax', 'sinkhorn']
+  assert ratio['normalizer'] == 'sinkhorn'
+  for row in written.summary:
+    assert 0 < row['smallest'] <= row['mean'] <= row['largest']
+  softmax, sinkhorn = times
+  assert (
+    sinkhorn['smallest'] / softmax['largest']
+    <= ratio['mean']
+    <= sinkhorn['largest'] / softmax['smallest']
+  )
+  # Weights are left as they were: the step donates a copy.
+  again = analyse('step_time', subjects, tmp_path)
+  assert len(again.summary) == 3
+  alone = analyse('step_time', subjects[:1], tmp_path)
+  assert not alone.summary
+  assert 'it needs a softmax and a Sinkhorn run' in alone.notes[0]
