@@ -251,6 +251,7 @@ def _is_shown(row):
     'matched_control': absolute,
     'lipschitz': True,
     'theory': True,
+    'step_time': True,
     'training': True,
   }.get(row['analysis'], False)
 
