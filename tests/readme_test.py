@@ -129,6 +129,7 @@ def test_the_answer_is_that_of_the_results():
   ('begins', 'study', 'intervals'),
   [
     ('At half the', 'mnist', True),
+    ('After three epochs', 'mnist', False),
     ('At twice the', 'mnist', False),
     ('No verdict of one', 'cats_vs_dogs', True),
   ],
