@@ -157,7 +157,7 @@ def _draw(fig, rows, scales):
       # The first two styles are the normalizers'.
       style = figures.curve(number + 2)
       points = curves.select(rows, ablation=ablation, scale=scale)
-      _draw_difference(ax, points, style, ablation)
+      curves.draw_difference(ax, _differences(points), style, ablation)
     ax.set_xlabel('factors')
   below[0].set_ylabel('Sinkhorn minus\nsoftmax, log10')
   below[0].legend(fontsize=7)
@@ -166,24 +166,22 @@ def _draw(fig, rows, scales):
   curves.finish(fig, rows)
 
 
-def _draw_difference(ax, rows, style, label):
+def _differences(rows):
+  """Sinkhorn minus softmax, by depth, as `curves.draw_difference` takes it."""
   softmax, sinkhorn = (
     {x['depth']: x for x in curves.select(rows, normalizer=name)}
     for name in ('softmax', 'sinkhorn')
   )
   samples = {x: statistics.welch(sinkhorn[x], softmax[x]) for x in softmax}
-  mean = np.array([x.mean for x in samples.values()])
-  half = np.array([x.half_width for x in samples.values()])
-  ax.axhline(0, color='#888888', linewidth=0.8)
-  ax.plot(list(samples), mean, **style, markevery=4, label=label)
-  ax.fill_between(
-    list(samples),
-    mean - half,
-    mean + half,
-    color=style['color'],
-    alpha=0.2,
-    linewidth=0,
-  )
+  return [
+    {
+      'depth': depth,
+      'difference': sample.mean,
+      'half_width': sample.half_width,
+      'left_out': 0,
+    }
+    for depth, sample in samples.items()
+  ]
 
 
 def _draw_floor(fig, rows):

@@ -93,23 +93,18 @@ class Content:
 
 def evidence_of(
   study: plan.Study,
-  ended: Sequence[plan.PlannedRun],
+  finished: Sequence[plan.PlannedRun],
   measured: Sequence[measure.Measured],
 ) -> dict[str, Evidence]:
   """What is known of each comparison, by its tag.
 
   Args:
     study: a study of runs.
-    ended: its runs that are finished, or have diverged.
-    measured: what has been measured of those that are finished.
+    finished: its finished runs.
+    measured: what has been measured of them.
   """
   rows = [row for x in measured for row in x.rows]
-  rows += [
-    row
-    for run in ended
-    if run.is_finished()
-    for row in measure.training_rows(run)
-  ]
+  rows += [row for run in finished for row in measure.training_rows(run)]
   num_layers = study.runs(pathlib.Path())[0].config().model.num_layers
   return {
     x.tag: Evidence([row for row in rows if row['tag'] == x.tag], num_layers)
@@ -119,13 +114,19 @@ def evidence_of(
 
 def of_runs(
   study: plan.Study,
-  ended: Sequence[plan.PlannedRun],
+  finished: Sequence[plan.PlannedRun],
   measured: Sequence[measure.Measured],
+  diverged: Sequence[plan.PlannedRun] = (),
 ) -> Content:
-  """The content of a study of runs; arguments as in `evidence_of`."""
-  finished = [x for x in ended if x.is_finished()]
-  diverged = [x for x in ended if x.diverged()]
-  evidence = evidence_of(study, ended, measured)
+  """The content of a study of runs.
+
+  Args:
+    study: as in `evidence_of`, and so are the next two.
+    finished: see there.
+    measured: see there.
+    diverged: runs that did.
+  """
+  evidence = evidence_of(study, finished, measured)
   first = evidence[study.comparisons[0].tag]
   answers, variations, tested = [], [], {}
   if not study.exploratory:
@@ -154,7 +155,9 @@ def of_runs(
       ),
       'Runs': [_run_row(x, evidence[x.comparison.tag]) for x in finished],
     },
-    notes=list(dict.fromkeys([*_notes(study, ended, first), *problems])),
+    notes=list(
+      dict.fromkeys([*_notes(study, finished, diverged, first), *problems])
+    ),
     revisions=list(dict.fromkeys(x.by for x in measured)),
   )
 
@@ -256,9 +259,8 @@ def _is_shown(row):
   }.get(row['analysis'], False)
 
 
-def _notes(study, ended, first):
+def _notes(study, finished, diverged, first):
   notes = []
-  finished = [x for x in ended if x.is_finished()]
   planned = measure.pairs(study.runs(pathlib.Path()))
   there = {x.name for x, _ in measure.pairs(finished)}
   missing = {}
@@ -271,11 +273,10 @@ def _notes(study, ended, first):
       f'{len(planned) - len(there)} of {len(planned)} planned pairs are not'
       f' finished, and not part of this: {"; ".join(listed)}.'
     )
-  for run in ended:
-    if run.diverged():
-      notes.append(
-        f'{run.name} diverged: {run.diverged()}. It is part of no pair.'
-      )
+  notes += [
+    f'{x.name} diverged: {x.diverged()}. It is part of no pair.'
+    for x in diverged
+  ]
   pairs = len(first.seeds)
   if study.exploratory:
     notes.append('Exploratory: no claim is tested, and no verdict given.')

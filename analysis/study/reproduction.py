@@ -207,7 +207,8 @@ class Reproduction:
     if study.alone:
       evidence = content_lib.evidence_alone(study, _measure_alone(study))
     else:
-      found = content_lib.evidence_of(study, *self._measure_runs(study))
+      finished, measured, _ = self._measure_runs(study)
+      found = content_lib.evidence_of(study, finished, measured)
       evidence = found[study.comparisons[0].tag]
     for answer in claims.answers(letters, evidence):
       print('\n'.join(content_lib.text(answer)))
@@ -218,7 +219,7 @@ class Reproduction:
     return content_lib.of_runs(study, *self._measure_runs(study))
 
   def _measure_runs(self, study):
-    """Runs that have come to an end, and what has been measured of them."""
+    """Finished runs, what has been measured of them, and diverged runs."""
     # Looked up once: a training elsewhere may end meanwhile.
     finished, diverged = [], []
     for run in self._runs_of(study):
@@ -238,7 +239,7 @@ class Reproduction:
         flush=True,
       )
       store.measure(job, progress)
-    return finished + diverged, [store.read(x) for x in jobs]
+    return finished, [store.read(x) for x in jobs], diverged
 
   def _write(self, contents):
     folders = [self.output / x.study.name for x in contents]

@@ -30,6 +30,13 @@ def study_of(num_pairs, tmp_path, gap=-1.0):
   return content_lib.of_runs(study, runs, [measured])
 
 
+def of_ended(study, runs, measured):
+  """Content of runs of which some have diverged."""
+  finished = [x for x in runs if x.is_finished()]
+  diverged = [x for x in runs if x.diverged()]
+  return content_lib.of_runs(study, finished, [measured], diverged)
+
+
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
   """Content and folder of a study with 5 pairs."""
@@ -207,7 +214,7 @@ def test_runs_that_diverged_are_said_to(tmp_path):
     and comparison.tag not in ('1epoch_noskip', '1epoch_pure')
   ]
   measured = measure.Measured(rows, [], 'revision 1')
-  found = content_lib.of_runs(study, runs, [measured])
+  found = of_ended(study, runs, measured)
   table = {x['training']: x for x in found.tables['Trainings side by side']}
   (line,) = (x for k, x in table.items() if k.startswith('without skips'))
   assert line['pairs'] == '0'
@@ -264,7 +271,7 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
   softmax_best = tmp_path / 'mnist_softmax_1epoch' / 'seed0'
   (softmax_best / 'result.json').rename(softmax_best / 'kept')
   (softmax_best / 'diverged.json').write_text('{"step": 3, "where": ""}')
-  found = content_lib.of_runs(study, runs, [measured])
+  found = of_ended(study, runs, measured)
   line, *_ = found.tables['Learning rate tuned for each normalizer']
   assert 'diverged: one epoch at learning rate 1e-3\n' in line['value']
   assert line['value'].count('(chosen)') == 1
