@@ -355,8 +355,8 @@ def cost_details(evidence: Evidence) -> list[str]:
     f'A step with trained weights, the two runs in turn: {", ".join(texts)};'
     f' Sinkhorn over softmax {listed}, pair by pair. From fresh weights, whose'
     ' logits are small, it costs less: `python -m analysis.cost`.',
-    f'An epoch of training examples, as they were trained (other work on the'
-    f' machine counts): {epochs}.',
+    f'An epoch of training examples, as they were trained: {epochs}. Whatever'
+    ' else the machine did counts, so that these say nothing of the ratio.',
   ]
 
 
