@@ -79,16 +79,16 @@ def _num_tokens(config):
 _GROWTH = 2.3
 # Of an analysis, and of each example with 24 layers, 50 tokens and 100 paths.
 _SECONDS = {
-  'attention': (3, 0.2),
+  'attention': (1, 0.2),
   'iterations': (20, 2.0),
-  'layer_outputs': (10, 0.8),
+  'layer_outputs': (5, 0.8),
   'lipschitz': (10, 2.0),
-  'matched_control': (6, 0.1),
+  'matched_control': (1, 0.1),
   'mechanism': (5, 2.0),
-  'path_products': (2, 0.2),
+  'path_products': (1, 0.2),
   'sequence_length': (2, 0.2),
-  'step_time': (90, 0.0),
-  'theory': (3, 0.5),
+  'step_time': (50, 0.0),
+  'theory': (1, 0.5),
 }
 _OTHERS = (5, 1.0)
 
