@@ -60,7 +60,7 @@ class Reproduction:
     for study in self.studies:
       plan.check(self._runs_of(study))
       if not self.letters:
-        content_lib.check_preset(self.output / study.name, study.preset)
+        content_lib.check_preset(self._folder(study), study.preset)
 
   def run(self, dry_run: bool = False) -> list[str]:
     """Trains and analyses.
@@ -84,7 +84,12 @@ class Reproduction:
     failed = trainings.train(
       unfinished, seconds, plan.data_flags(self.data_dir)
     )
-    ready = self._with_a_pair()
+    reasons = {x.name: self._why_not(x) for x in self.studies}
+    ready = [x for x in self.studies if not reasons[x.name]]
+    if not ready:
+      raise errors.RunError(' '.join(reasons.values()))
+    for reason in filter(None, reasons.values()):
+      print(f'Not analysed. {reason}')
     if self.letters:
       for study in ready:
         self._print_claims(study)
@@ -92,23 +97,34 @@ class Reproduction:
       self._write([self._content(study) for study in ready])
     return failed
 
-  def _with_a_pair(self):
-    """Studies that can be analysed; the others are named."""
-    ready = [x for x in self.studies if x.alone or self._has_a_pair(x)]
-    left_out = [x for x in self.studies if x not in ready]
-    if left_out:
-      text = (
-        f'No pair of runs of the main comparison of {_names(left_out)} is'
-        f' finished in {self.runs_dir}'
-      )
-      if not ready:
-        raise errors.RunError(f'{text}; without --analyse_only it is trained.')
-      print(f'{text}: not analysed.')
-    return ready
-
-  def _has_a_pair(self, study):
+  def _why_not(self, study):
+    """Why a study cannot be analysed; '' if it can."""
+    if study.alone:
+      return ''
     finished = [x for x in self._runs_of(study) if x.is_finished()]
-    return bool(measure.pairs(plan.main_runs(study, finished)))
+    if not measure.pairs(plan.main_runs(study, finished)):
+      return (
+        f'No pair of runs of the main comparison of {study.name} is finished'
+        f' in {self.runs_dir}; without --analyse_only it is trained.'
+      )
+    lost = self._runs_of_results(study) - {x.name for x in finished}
+    if lost and not self.letters:
+      return (
+        f'{self._folder(study)} has results of runs that are not finished'
+        f' in {self.runs_dir}: {", ".join(sorted(lost))}. They are kept; choose'
+        ' another --output for results of those that are.'
+      )
+    return ''
+
+  def _folder(self, study):
+    """Where its results are written."""
+    return self.output / study.name
+
+  def _runs_of_results(self, study):
+    """Names of the runs that results of an earlier start are of."""
+    there = content_lib.read(self._folder(study))
+    rows = there['tables'].get('Runs', []) if there else []
+    return {x['run'] for x in rows}
 
   def _runs_of(self, study):
     """Its runs; of single claims only those that they are about."""
@@ -242,19 +258,19 @@ class Reproduction:
     return finished, [store.read(x) for x in jobs], diverged
 
   def _write(self, contents):
-    folders = [self.output / x.study.name for x in contents]
-    found = [
-      content_lib.write(content, folder)
-      for content, folder in zip(contents, folders, strict=True)
-    ]
-    for content, folder in zip(found, folders, strict=True):
-      page.write([content], [folder], folder)
-      for line in page.answer(content):
+    for content in contents:
+      folder = self._folder(content.study)
+      found = content_lib.write(content, folder)
+      page.write([found], [folder], folder)
+      for line in page.answer(found):
         print(line)
-    where = folders[0]
-    if len(found) > 1:
+    # With results of earlier starts that this one has not made anew.
+    there = {x: content_lib.read(x) for x in map(self._folder, self.studies)}
+    there = {folder: found for folder, found in there.items() if found}
+    where = next(iter(there))
+    if len(there) > 1:
       where = self.output
-      page.write(found, folders, where)
+      page.write(list(there.values()), list(there), where)
     print(f'Page: {where / page.PAGE}')
 
 

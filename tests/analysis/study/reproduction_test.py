@@ -1,14 +1,19 @@
 """What the study's command refuses, says and analyses, in this process."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
+from analysis.study import content
 from analysis.study import estimate
 from analysis.study import reproduction
 from analysis.study import studies
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from tests.analysis.study import made_up_runs
+from tests.analysis.study import page_test
 
 
 def reproduce(folder, *names, **changed):
@@ -69,6 +74,31 @@ def test_nothing_to_analyse(tmp_path):
   made_up_runs.make(softmax)
   made_up_runs.make(sinkhorn, finished=False)
   with pytest.raises(errors.RunError, match='No pair of runs .* of mnist is'):
+    reproduce(tmp_path, analyse_only=True).run()
+
+
+def test_results_of_runs_that_are_elsewhere_are_kept(tmp_path, capsys):
+  (study,) = studies.of('mnist', 'tiny')
+  there = dataclasses.replace(page_test.study_of(2, tmp_path), study=study)
+  folder = tmp_path / 'out' / 'mnist'
+  found = content.write(there, folder)
+  names = ('mnist', 'random_control')
+  reproduce(tmp_path, *names, analyse_only=True).run()
+  assert 'Not analysed. No pair of runs' in capsys.readouterr().out
+  # A pair more here than there does not replace the two.
+  for run in runs_of(tmp_path)[:2]:
+    made_up_runs.make(run)
+  reproduce(tmp_path, *names, analyse_only=True).run()
+  text = capsys.readouterr().out
+  assert f'Not analysed. {folder} has results of runs that' in text
+  assert 'mnist_softmax/seed1' in text
+  assert content.read(folder) == json.loads(json.dumps(found))
+  # They are on the page of all the same.
+  assert f'Page: {tmp_path}/out/index.html' in text
+  rows = (tmp_path / 'out' / 'claims.md').read_text()
+  assert '| mnist | path products' in rows
+  assert '| random_control |' in rows
+  with pytest.raises(errors.RunError, match='choose another --output'):
     reproduce(tmp_path, analyse_only=True).run()
 
 
