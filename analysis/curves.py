@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 import textwrap
+from typing import Any
 
 from matplotlib import axes
 from matplotlib import figure
@@ -77,6 +78,16 @@ def caption(rows: Sequence[tables.Row], what: str, *more: str) -> str:
   """A whole caption: what it shows, where from, how to read it."""
   text = source(rows)
   return ' '.join([what, f'{text[0].upper()}{text[1:]}.', *more])
+
+
+def legend_above(
+  fig: figure.Figure, ax: axes.Axes, ncols: int = 2, **settings: Any
+) -> None:
+  """One legend above all panels, of what is drawn in one of them."""
+  handles, labels = ax.get_legend_handles_labels()
+  fig.legend(
+    handles, labels, loc='outside upper center', ncols=ncols, **settings
+  )
 
 
 def finish(fig: figure.Figure, rows: Sequence[tables.Row]) -> None:

@@ -184,8 +184,7 @@ def _draw(fig, rows, what):
   fig.supylabel(f'log10 of the residual of {what}', fontsize='medium')
   for ax in panels[-1]:
     ax.set_xlabel('layer')
-  handles, labels = panels[0, 0].get_legend_handles_labels()
-  fig.legend(handles, labels, loc='outside upper center', ncols=2)
+  curves.legend_above(fig, panels[0, 0])
   curves.finish(fig, rows)
 
 

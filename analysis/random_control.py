@@ -161,8 +161,7 @@ def _draw(fig, rows, scales):
     ax.set_xlabel('factors')
   below[0].set_ylabel('Sinkhorn minus\nsoftmax, log10')
   below[0].legend(fontsize=7)
-  handles, labels = panels[0][0].get_legend_handles_labels()
-  fig.legend(handles, labels, loc='outside upper center', ncols=2)
+  curves.legend_above(fig, panels[0][0])
   curves.finish(fig, rows)
 
 

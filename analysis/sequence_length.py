@@ -130,7 +130,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         ' groups of test examples of similar length, one line for each run.'
         ' Groups with a value below resolution are left out.',
       ),
-      (8, 3.2),
+      (8, 3.5),
       lambda fig: _draw(fig, rows, depths),
     )
   ]
@@ -152,7 +152,7 @@ def _draw(fig, rows, depths):
     ax.set_title(f'depth {depth}')
     ax.set_xlabel('valid tokens')
   panels[0].set_ylabel('log10 of the residual')
-  panels[0].legend()
+  curves.legend_above(fig, panels[0])
   curves.finish(fig, rows)
 
 

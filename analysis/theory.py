@@ -273,8 +273,7 @@ def _draw_bounds(fig, rows):
     ax.set_title(words)
     ax.set_xlabel('spectral norm of the logits')
   panels[0].set_ylabel('log10 of the residual, or of its bound')
-  handles, labels = panels[0].get_legend_handles_labels()
-  fig.legend(handles, labels, loc='outside upper center', ncols=2)
+  curves.legend_above(fig, panels[0])
   curves.finish(fig, rows)
 
 
@@ -308,8 +307,7 @@ def _draw_law(fig, rows):
   right.set_ylabel('ratio of successive changes')
   for ax in (left, right):
     ax.set_xlabel('layer')
-  handles, labels = left.get_legend_handles_labels()
-  fig.legend(handles, labels, loc='outside upper center', ncols=2)
+  curves.legend_above(fig, left)
   curves.finish(fig, rows)
 
 

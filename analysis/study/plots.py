@@ -150,8 +150,7 @@ def _draw_comparisons(fig, points, rows):
     ax.set_title(name)
     ax.set_xlabel('path depth k')
   panels[0].set_ylabel('log10 of the residual')
-  handles, labels = panels[0].get_legend_handles_labels()
-  fig.legend(handles, labels, loc='outside upper center', ncols=3, fontsize=8)
+  curves.legend_above(fig, panels[0], ncols=3, fontsize=8)
   curves.finish(fig, rows)
 
 
