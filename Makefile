@@ -16,7 +16,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.ma
 .PHONY: help test test-slow lint quickstart
 
 help:
-	@echo 'make quickstart  train both kinds of encoder and report (7 minutes on 2 cores)'
+	@echo 'make quickstart  train both kinds of encoder and report (8 minutes on 2 cores)'
 	@echo 'make test        run the tests (minutes)'
 	@echo 'make test-slow   run the slow tests too'
 	@echo 'make lint        check style and format'
