@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from analysis import statistics
 from analysis.study import estimate
 from tests.conftest import ROOT
 from tests.launch import launch_test
@@ -151,6 +152,7 @@ def test_other_choices_are_those_of_the_results():
     ('At twice the', 'mnist', False),
     ('With the learning rate', 'mnist', False),
     ('No verdict of one', 'cats_vs_dogs', True),
+    ('On AG News', 'ag_news', True),
   ],
 )
 def test_paragraphs_are_those_of_the_results(begins, study, intervals):
@@ -163,6 +165,26 @@ def test_paragraphs_are_those_of_the_results(begins, study, intervals):
     # A single pair has no interval.
     said = f'{mean} ± {half_width}' if half_width else f'{mean} at '
     assert said in text, (mean, half_width)
+
+
+def test_gaps_by_length_are_those_of_the_results():
+  (paragraph,) = re.findall(r'^Products of texts .*\n(?:.+\n)+', README, re.M)
+  means = {
+    (x['normalizer'], x['seed'], f'{x["tokens"]:.0f}'): x['mean']
+    for x in json.loads(results('ag_news', 'depths.json'))
+    if x['analysis'] == 'sequence_length' and x['depth'] == 4
+  }
+  found = re.findall(
+    EFFECT.pattern + r' at (\d+)', paragraph.replace('\n', ' ')
+  )
+  assert len(found) == 3
+  for mean, _, half_width, tokens in found:
+    gap = statistics.sample(
+      means['sinkhorn', seed, tokens] - means['softmax', seed, tokens]
+      for seed in range(3)
+    )
+    known = f'{gap.mean:+.2f}', f'{gap.half_width:.2f}'
+    assert known == (mean, half_width), tokens
 
 
 def test_the_makefile_and_the_readme_set_what_the_study_sets():

@@ -40,6 +40,7 @@ _COLUMNS = (
   'norm',
   'scaling',
   'depth',
+  'tokens',
   'mean',
   'std',
   'count',
@@ -255,6 +256,7 @@ def _is_shown(row):
     'lipschitz': True,
     'theory': True,
     'step_time': True,
+    'sequence_length': True,
     'training': True,
   }.get(row['analysis'], False)
 
