@@ -233,18 +233,14 @@ def _sinkformers_cats_vs_dogs(preset):
   tiny = {'data.image_size': 32, **_steps(20, share)}
   comparisons = {
     'quick': _main('sinkformers_40steps', '40 steps, 64 pixels', (0,), small),
-    'cpu': _main(
-      'sinkformers_350steps',
-      '20 epochs of 1,119 photos',
-      (0,),
-      _steps(350, share),
+    'cpu': _pair(
+      'sinkformers_350steps', '20 epochs of 1,119 photos', _steps(350, share)
     ),
     'full': _main('sinkformers', '300 epochs of 20,000 photos', (0, 1, 2)),
     'tiny': _main('sinkformers_tiny', '20 steps', (0,), tiny),
   }
-  sizes = _LOOK.get(preset, Sizes())
   return _sinkformers(
-    'cats_vs_dogs', 'Cats and Dogs', preset, comparisons[preset], sizes
+    'cats_vs_dogs', 'Cats and Dogs', preset, comparisons[preset]
   )
 
 
@@ -260,8 +256,7 @@ def _sinkformers_imdb(preset):
     'quick': _main(
       'sinkformers_20steps', '20 steps of 8, 64 tokens', (0,), short
     ),
-    # One pair, without the many choices, cut to half the length: 512 tokens
-    # take hours.
+    # Cut to half the length: 512 tokens take hours.
     'cpu': _pair(
       'sinkformers_1epoch_256',
       'one epoch of 9,000 texts, 256 tokens',
@@ -274,20 +269,18 @@ def _sinkformers_imdb(preset):
     'full': _main('sinkformers', '15 epochs of 22,500 texts', (0, 1, 2)),
     'tiny': _main('sinkformers_tiny', '20 steps', (0,), short),
   }
+  return _sinkformers('imdb', 'IMDb', preset, comparisons[preset])
+
+
+def _sinkformers(name, words, preset, comparison):
+  # Of the one pair of each less is measured: 200 tokens and more take long.
   few = {'cpu': Sizes(num_examples=16, num_paths=50, few_examples=8)}
-  sizes = _LOOK | few
-  return _sinkformers(
-    'imdb', 'IMDb', preset, comparisons[preset], sizes.get(preset, Sizes())
-  )
-
-
-def _sinkformers(name, words, preset, comparison, sizes):
   return Study(
     name=f'sinkformers_{name}',
     title=f'{words} as the Sinkformers had it: 6 layers, 8 heads, n_it 1 and 3',
     preset=preset,
     claims='abklmn',
-    sizes=sizes,
+    sizes=(_LOOK | few).get(preset, Sizes()),
     configs=_configs(name, 'sinkformers'),
     comparisons=(comparison,),
     texts=name == 'imdb',
