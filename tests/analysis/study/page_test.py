@@ -198,8 +198,8 @@ def test_exploratory_comparisons_have_no_verdict(tmp_path):
 
 def test_runs_that_diverged_are_said_to(tmp_path):
   (study,) = studies.of('variants', 'cpu')
-  runs = [x for x in study.runs(tmp_path) if x.comparison.tag != '1epoch_pure']
-  lost = 'mnist_softmax_1epoch_noskip/seed0'
+  runs = [x for x in study.runs(tmp_path) if x.comparison.tag != 'half_pure']
+  lost = 'mnist_softmax_half_noskip/seed0'
   for run in runs:
     made_up_runs.make(run, finished=run.name != lost)
     if run.name == lost:
@@ -211,7 +211,7 @@ def test_runs_that_diverged_are_said_to(tmp_path):
     for comparison in study.comparisons
     for x in tables.rows()
     if x['analysis'] != 'training'
-    and comparison.tag not in ('1epoch_noskip', '1epoch_pure')
+    and comparison.tag not in ('half_noskip', 'half_pure')
   ]
   measured = measure.Measured(rows, [], 'revision 1')
   found = of_ended(study, runs, measured)
