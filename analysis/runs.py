@@ -250,7 +250,8 @@ def _subject(run, setting, several):
   model = run.config.model
   group = model.normalizer
   if group != 'softmax':
-    group += f', {model.num_iters} iterations'
+    plural = 's' * (model.num_iters != 1)
+    group += f', {model.num_iters} iteration{plural}'
   if several:
     group = f'{run.workdir.parent.name}: {group}'
   path = run.workdir / 'result.json'
