@@ -39,7 +39,7 @@ READ = tuple(x for x in PATHS if x[0] <= 50)
 def name(num_iters: int, closed: bool = True) -> str:
   """What a stack of attention matrices is called in tables."""
   ending = '' if closed else ', ending on columns'
-  return f'{num_iters} iterations{ending}'
+  return f'{num_iters} iteration{"s" * (num_iters != 1)}{ending}'
 
 
 def measure(

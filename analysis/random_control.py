@@ -18,6 +18,7 @@ import numpy as np
 from analysis import command
 from analysis import curves
 from analysis import figures
+from analysis import iterations
 from analysis import statistics
 from analysis import tables
 from launch import cli
@@ -63,9 +64,8 @@ def _add(control, options, result):
   residuals = control.residuals
   group = control.normalizer
   if group != 'softmax':
-    group = f'sinkhorn, {options["num_iters"]} iterations'
-  if control.normalizer == 'sinkhorn_column':
-    group += ', ending on columns'
+    closed = control.normalizer != 'sinkhorn_column'
+    group = f'sinkhorn, {iterations.name(options["num_iters"], closed)}'
   about = {
     'run': 'random',
     'data': 'random logits',

@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from analysis import iterations
 from analysis import tables
 from sinkformer_jax import attention
 from sinkformer_jax import configuration
@@ -250,8 +251,7 @@ def _subject(run, setting, several):
   model = run.config.model
   group = model.normalizer
   if group != 'softmax':
-    plural = 's' * (model.num_iters != 1)
-    group += f', {model.num_iters} iteration{plural}'
+    group += f', {iterations.name(model.num_iters)}'
   if several:
     group = f'{run.workdir.parent.name}: {group}'
   path = run.workdir / 'result.json'

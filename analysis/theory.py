@@ -19,6 +19,7 @@ import numpy as np
 from analysis import command
 from analysis import curves
 from analysis import figures
+from analysis import iterations
 from analysis import tables
 from launch import cli
 
@@ -36,7 +37,7 @@ LAW_ABLATIONS = {False: 'skip off, FFN off', True: 'skip off, FFN on'}
 # Column of the sweep, and what it is called.
 SWEEP = {
   'softmax': 'softmax',
-  'sinkhorn': f'sinkhorn, {_NUM_ITERS} iterations',
+  'sinkhorn': f'sinkhorn, {iterations.name(_NUM_ITERS)}',
   'bound_softmax': 'first-order bound, softmax',
   'bound_sinkhorn': 'first-order bound, sinkhorn',
   'bound_global': 'bound for any logits',
@@ -126,7 +127,8 @@ def _random_law(seed, num_iters):
     num_iters,
     norm_position=None,
   )
-  group = f'sinkhorn, {num_iters} iterations' if num_iters else 'softmax'
+  name = iterations.name(num_iters)
+  group = f'sinkhorn, {name}' if num_iters else 'softmax'
   about = _about('law of depth', group) | {'ablation': 'no LayerNorm'}
   values = np.array([x.log10_residual() for x in states])
   yield from tables.summary_rows(about, _law_statistics(values[:, None]))

