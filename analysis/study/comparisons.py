@@ -24,6 +24,15 @@ _SHORT = {
 }
 
 
+_PARTS = {
+  decay.NORMALIZER: 'normalizer, same logits',
+  decay.LOGITS: 'trained logits',
+  decay.EQUALLY_SHARP: 'as sharp as softmax on its logits: Sinkhorn',
+  decay.NO_BIAS: 'softmax without column bias',
+  decay.REST: 'Sinkhorn minus that',
+}
+
+
 def _judged(evidence: Evidence) -> dict[str, list[statistics.Judged]]:
   """The main numbers of a comparison, Sinkhorn minus softmax.
 
@@ -161,6 +170,7 @@ def exploratory(
           },
           decay.FIXED.outputs,
         ),
+        f'parts of the difference of path products {where}': _parts(own),
         f'tokens with skips off, exact, {where}': _pure(own),
       }
     )
@@ -171,6 +181,17 @@ def exploratory(
 def _pure(evidence):
   point = decay.pure_point(evidence)
   return f'{_both(evidence, point)}\n({point["ablation"]})'
+
+
+def _parts(evidence):
+  """What the difference of path products is made of, see claim n."""
+  numbers = {}
+  for test in [*decay.causes(evidence), *decay.added_causes(evidence)]:
+    text = _as_text(test.sample.mean, '+.2f')
+    numbers.setdefault(test.label, []).append(text)
+  return '\n'.join(
+    f'{name} {" / ".join(numbers[label])}' for label, name in _PARTS.items()
+  )
 
 
 def _both(evidence, point, gap=None):
@@ -189,7 +210,10 @@ def _both(evidence, point, gap=None):
 
 
 def _short(values, form):
-  mean = over_seeds(values)
+  return _as_text(over_seeds(values), form)
+
+
+def _as_text(mean, form):
   return 'no number' if math.isnan(mean) else f'{mean:{form}}'
 
 

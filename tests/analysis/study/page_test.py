@@ -187,6 +187,14 @@ def test_exploratory_comparisons_have_no_verdict(tmp_path):
     'softmax -1.6 / -4.8 / -9.6\nSinkhorn -0.6 / -3.8 / -8.6\n'
     'difference +1.00 / +1.00 / +1.00'
   )
+  name = 'parts of the difference of path products at 4 / 12 / 24'
+  assert table[1][name].splitlines() == [
+    'normalizer, same logits +1.00 / +1.00 / +1.00',
+    'trained logits +0.00 / +0.00 / +0.00',
+    'as sharp as softmax on its logits: Sinkhorn +0.00 / +0.00 / +0.00',
+    'softmax without column bias +1.00 / +1.00 / +1.00',
+    'Sinkhorn minus that -1.00 / -1.00 / -1.00',
+  ]
   name = 'tokens with skips off, exact, at 4 / 12 / 24'
   assert table[2][name].startswith('softmax -27 /')
   assert 'cannot be told' not in str(table)
