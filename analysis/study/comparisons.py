@@ -185,12 +185,12 @@ def _pure(evidence):
 
 def _parts(evidence):
   """What the difference of path products is made of, see claim n."""
-  numbers = {}
+  means = {}
   for test in [*decay.causes(evidence), *decay.added_causes(evidence)]:
-    text = _as_text(test.sample.mean, '+.2f')
-    numbers.setdefault(test.label, []).append(text)
+    means.setdefault(test.label, []).append(test.sample.mean)
   return '\n'.join(
-    f'{name} {" / ".join(numbers[label])}' for label, name in _PARTS.items()
+    f'{name} {_at_depths(means[label], "+.2f")}'
+    for label, name in _PARTS.items()
   )
 
 
@@ -198,23 +198,23 @@ def _both(evidence, point, gap=None):
   """Means of log10 of each normalizer at all depths, and the difference."""
   lines = []
   for normalizer, name in NAMES.items():
-    numbers = [
-      _short(evidence.values(normalizer, **point, depth=x), '.3g')
+    means = [
+      over_seeds(evidence.values(normalizer, **point, depth=x))
       for x in evidence.depths
     ]
-    lines.append(f'{name} {" / ".join(numbers)}')
+    lines.append(f'{name} {_at_depths(means, ".3g")}')
   if gap:
-    numbers = [_short(gap(evidence, x), '+.2f') for x in evidence.depths]
-    lines.append(f'difference {" / ".join(numbers)}')
+    means = [over_seeds(gap(evidence, x)) for x in evidence.depths]
+    lines.append(f'difference {_at_depths(means, "+.2f")}')
   return '\n'.join(lines)
 
 
-def _short(values, form):
-  return _as_text(over_seeds(values), form)
-
-
-def _as_text(mean, form):
-  return 'no number' if math.isnan(mean) else f'{mean:{form}}'
+def _at_depths(means, form):
+  if all(map(math.isnan, means)):
+    return 'no number'
+  return ' / '.join(
+    'no number' if math.isnan(x) else f'{x:{form}}' for x in means
+  )
 
 
 def _with_pairs(study, evidence) -> list[plan.Comparison]:
