@@ -104,12 +104,18 @@ def _draw_along(ax, rows, depths):
       if end:
         ends.setdefault(depth, end)
   _name_ends(ax, ends)
-  missing = [str(x) for x in depths if x not in ends]
+  last = max((x['step'] for x in rows), default=1)
+  missing = [
+    f'{x} after step {ends[x][0]}' if x in ends else str(x)
+    for x in depths
+    if x not in ends or ends[x][0] < last
+  ]
   if missing:
     words = f'depth {", ".join(missing)}: not resolved'
     ax.text(0.02, 0.02, words, transform=ax.transAxes, fontsize=7)
   ax.set_xlabel('training step')
-  ax.margins(x=0.08)
+  # Of all steps, also those where nothing is resolved.
+  ax.set_xlim(-0.08 * last, 1.1 * last)
 
 
 def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
