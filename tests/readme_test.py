@@ -168,6 +168,48 @@ def test_paragraphs_are_those_of_the_results(begins, study, intervals):
     assert said in text, (mean, half_width)
 
 
+def test_variants_are_those_of_the_results():
+  content = json.loads(results('variants', 'claims.json'))
+  known = content['tables']['Trainings side by side']
+  (found,) = re.findall(r'^\| trained \|.*\n(?:\|.*\n)+', README, re.M)
+  _, _, *rows = (
+    [x.strip() for x in line.strip('|').split(' | ')]
+    for line in found.splitlines()
+  )
+  assert [x[0] for x in rows] == [x['training'] for x in known]
+  for (_, accuracy, softmax, gap, same_logits, outputs), line in zip(
+    rows, known, strict=True
+  ):
+    paths, layers, parts = (
+      next(v for k, v in line.items() if k.startswith(begins)).splitlines()
+      for begins in ('path products at', 'layer outputs', 'parts')
+    )
+    right = re.findall(r'[\d.]+', line['test accuracy'])
+    assert accuracy.split(', ') == right
+    assert f'softmax {softmax}' in paths
+    assert f'difference {gap}' in paths
+    assert f'normalizer, same logits {same_logits}' in parts
+    assert f'difference {outputs}' in layers
+  # In the order of what is told of the columns of softmax.
+  (told,) = re.findall(r'^- The exception is .*\n(?:  .+\n)+', README, re.M)
+  told = ' '.join(told.split())
+  known = {
+    x['run']: x['largest column error'] for x in content['tables']['Runs']
+  }
+  names = ('_noffn', '_deepnorm', '', '_talking', '_post')
+  columns = [known[f'mnist_softmax_half{x}/seed0'] for x in names]
+  (said,) = re.findall(r'\(([^)]*)\)', told)
+  assert re.findall(r'(\d+) (?:as|with)', said) == columns
+  last = {}
+  for line in content['tables']['Trainings side by side']:
+    parts = next(v for k, v in line.items() if k.startswith('parts'))
+    last[line['training']] = [x.split(' / ')[-1] for x in parts.splitlines()]
+  titles = ('without FFN', 'DeepNorm', 'as in', 'talking', 'post-LayerNorm')
+  rows = [v for x in titles for k, v in last.items() if k.startswith(x)]
+  expected = [x[2] for x in rows] + [x[3] for x in rows]
+  assert [x[0] for x in EFFECT.findall(told)] == expected
+
+
 def test_gaps_by_length_are_those_of_the_results():
   (paragraph,) = re.findall(r'^Products of texts .*\n(?:.+\n)+', README, re.M)
   means = {
