@@ -122,6 +122,10 @@ def test_the_answer_is_that_of_the_results():
   tuned = content['tables']['Learning rate tuned for each normalizer']
   sentences = ' '.join(content['robustness'] + details)
   pairs = ' '.join(x['value'] for x in tuned)
+  variants = json.loads(results('variants', 'claims.json'))
+  for line in variants['tables']['Trainings side by side']:
+    cell = line['path products at 4 / 12 / 24'].replace('\n', ' / ')
+    pairs += cell.replace(' / ', ' at ') + ' at '
   found = EFFECT.findall(answer)
   assert found
   for mean, digits, half_width in found:
