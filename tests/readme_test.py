@@ -122,10 +122,8 @@ def test_the_answer_is_that_of_the_results():
   tuned = content['tables']['Learning rate tuned for each normalizer']
   sentences = ' '.join(content['robustness'] + details)
   pairs = ' '.join(x['value'] for x in tuned)
-  variants = json.loads(results('variants', 'claims.json'))
-  for line in variants['tables']['Trainings side by side']:
-    cell = line['path products at 4 / 12 / 24'].replace('\n', ' / ')
-    pairs += cell.replace(' / ', ' at ') + ' at '
+  for _, known in variants():
+    pairs += re.sub(r' / |\n|$', ' at ', known['path products'])
   found = EFFECT.findall(answer)
   assert found
   for mean, digits, half_width in found:
@@ -172,45 +170,54 @@ def test_paragraphs_are_those_of_the_results(begins, study, intervals):
     assert said in text, (mean, half_width)
 
 
-def test_variants_are_those_of_the_results():
+def variants():
+  """Of each variant: its name, and the results by the beginning of a head."""
   content = json.loads(results('variants', 'claims.json'))
-  known = content['tables']['Trainings side by side']
-  (found,) = re.findall(r'^\| trained \|.*\n(?:\|.*\n)+', README, re.M)
-  _, _, *rows = (
-    [x.strip() for x in line.strip('|').split(' | ')]
-    for line in found.splitlines()
-  )
-  assert [x[0] for x in rows] == [x['training'] for x in known]
-  for (_, accuracy, softmax, gap, same_logits, outputs), line in zip(
-    rows, known, strict=True
-  ):
-    paths, layers, parts = (
-      next(v for k, v in line.items() if k.startswith(begins)).splitlines()
-      for begins in ('path products at', 'layer outputs', 'parts')
+  for line in content['tables']['Trainings side by side']:
+    yield (
+      line['training'],
+      {
+        begins: next(v for k, v in line.items() if k.startswith(begins))
+        for begins in ('test accuracy', 'path products', 'layer out', 'parts')
+      },
     )
-    right = re.findall(r'[\d.]+', line['test accuracy'])
-    assert accuracy.split(', ') == right
-    assert f'softmax {softmax}' in paths
-    assert f'difference {gap}' in paths
-    assert f'normalizer, same logits {same_logits}' in parts
+
+
+def test_variants_are_those_of_the_results():
+  rows = table('trained')
+  assert [x['trained'] for x in rows] == [name for name, _ in variants()]
+  for row, (_, known) in zip(rows, variants(), strict=True):
+    paths, layers, parts = (
+      known[x].splitlines() for x in ('path products', 'layer out', 'parts')
+    )
+    right = re.findall(r'[\d.]+', known['test accuracy'])
+    assert row['right, %: softmax, Sinkhorn'].split(', ') == right
+    assert f'softmax {row["path products of softmax"]}' in paths
+    assert f'difference {row["Sinkhorn minus softmax"]}' in paths
+    assert f'normalizer, same logits {row["on the same logits"]}' in parts
+    outputs = row['layer outputs, Sinkhorn minus softmax']
     assert f'difference {outputs}' in layers
-  # In the order of what is told of the columns of softmax.
+
+
+def test_what_goes_with_column_sums_is_that_of_the_results():
   (told,) = re.findall(r'^- The exception is .*\n(?:  .+\n)+', README, re.M)
   told = ' '.join(told.split())
-  known = {
-    x['run']: x['largest column error'] for x in content['tables']['Runs']
-  }
-  names = ('_noffn', '_deepnorm', '', '_talking', '_post')
-  columns = [known[f'mnist_softmax_half{x}/seed0'] for x in names]
+  runs = json.loads(results('variants', 'claims.json'))['tables']['Runs']
+  errors = {x['run']: x['largest column error'] for x in runs}
+  # In the order in which they are told.
+  tags = ('_noffn', '_deepnorm', '', '_talking', '_post')
   (said,) = re.findall(r'\(([^)]*)\)', told)
-  assert re.findall(r'(\d+) (?:as|with)', said) == columns
-  last = {}
-  for line in content['tables']['Trainings side by side']:
-    parts = next(v for k, v in line.items() if k.startswith('parts'))
-    last[line['training']] = [x.split(' / ')[-1] for x in parts.splitlines()]
+  assert re.findall(r'(\d+) (?:as|with)', said) == [
+    errors[f'mnist_softmax_half{x}/seed0'] for x in tags
+  ]
   titles = ('without FFN', 'DeepNorm', 'as in', 'talking', 'post-LayerNorm')
-  rows = [v for x in titles for k, v in last.items() if k.startswith(x)]
-  expected = [x[2] for x in rows] + [x[3] for x in rows]
+  at_24 = [
+    [part.split(' / ')[-1] for part in known['parts'].splitlines()]
+    for title in titles
+    for name, known in variants()
+    if name.startswith(title)
+  ]
+  expected = [x[2] for x in at_24] + [x[3] for x in at_24]
   assert [x[0] for x in EFFECT.findall(told)] == expected
 
 

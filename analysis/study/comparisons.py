@@ -27,9 +27,8 @@ _SHORT = {
 _PARTS = {
   decay.NORMALIZER: 'normalizer, same logits',
   decay.LOGITS: 'trained logits',
+  **_SHORT,
   decay.EQUALLY_SHARP: 'as sharp as softmax on its logits: Sinkhorn',
-  decay.NO_BIAS: 'softmax without column bias',
-  decay.REST: 'Sinkhorn minus that',
 }
 
 
