@@ -1,6 +1,5 @@
 """Trainings side by side: the main numbers of every comparison of a study."""
 
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
@@ -243,52 +242,74 @@ def tuned(
   """The best learning rate of each normalizer, by its validation loss.
 
   The loss, as accuracies of a few thousand examples differ by less than they
-  are known to. Empty until all trainings of the grid are there; one that
-  diverged has an infinite loss.
+  are known to. It is that of seed 0, which is trained at all rates; the two
+  that are chosen are compared over all seeds that both have. Empty until seed 0
+  is there at all rates; a training that diverged has an infinite loss.
   """
+  losses = {x: _losses(x, study, evidence, diverged) for x in NAMES}
+  if not study.grid or any(
+    math.isnan(known[0]) for at in losses.values() for known in at.values()
+  ):
+    return []
+  best = {
+    normalizer: min(at, key=lambda tag, at=at: at[tag][0])
+    for normalizer, at in losses.items()
+  }
   titles = {x.tag: x.title for x in study.comparisons}
-  seed = 0
-  lost = {(x.normalizer, x.comparison.tag) for x in diverged if x.seed == seed}
-  best, found = {}, []
-  for normalizer, name in NAMES.items():
-
-    def known(what, tag, normalizer=normalizer):
-      point = {'analysis': 'training', 'quantity': f'validation {what}'}
-      return evidence[tag].value(normalizer, seed, **point)
-
-    losses = {
-      x: math.inf if (normalizer, x) in lost else known('loss', x)
-      for x in study.grid
+  found = [
+    {
+      'what': f'{name}: validation loss of seed 0 (of further seeds)',
+      'value': '\n'.join(
+        f'{_loss_text(known)}: {titles[tag]}'
+        + (' (chosen)' if tag == best[normalizer] else '')
+        for tag, known in losses[normalizer].items()
+      ),
     }
-    if not losses or any(map(math.isnan, losses.values())):
-      return []
-    best[normalizer] = min(losses, key=losses.__getitem__)
-    lines = []
-    for tag, loss in losses.items():
-      share = 100 * known('accuracy', tag)
-      line = 'diverged' if math.isinf(loss) else f'{loss:.4f} ({share:.2f} %)'
-      chosen = ' (chosen)' if tag == best[normalizer] else ''
-      lines.append(f'{line}: {titles[tag]}{chosen}')
-    what = f'{name}: validation loss (accuracy)'
-    found.append({'what': what, 'value': '\n'.join(lines)})
-  num_layers = evidence[study.grid[0]].depths[-1]
-  pair = Evidence(_chosen(best, evidence, seed), num_layers)
+    for normalizer, name in NAMES.items()
+  ]
+  chosen = Evidence(
+    (
+      row
+      for normalizer, tag in best.items()
+      for row in curves.select(evidence[tag].rows, normalizer=normalizer)
+    ),
+    evidence[study.grid[0]].depths[-1],
+  )
+  pairs = len(chosen.seeds)
+  counted = f'{pairs} pair{"s" * (pairs != 1)}'
   for words, tests in (
-    ('path products', decay.path_products(pair)),
-    ('layer outputs', decay.layer_results(pair)),
+    ('path products', decay.path_products(chosen)),
+    ('layer outputs', decay.layer_results(chosen)),
   ):
     found.append(
       {
-        'what': f'{words}, Sinkhorn minus softmax, log10 (one pair)',
+        'what': f'{words}, Sinkhorn minus softmax, log10 ({counted})',
         'value': _cell(statistics.judge(tests), verdict=False),
       }
     )
-  found.append({'what': 'test accuracy', 'value': _accuracies(pair)})
+  found.append({'what': 'test accuracy', 'value': _accuracies(chosen)})
   return found
 
 
-def _chosen(best, evidence, seed) -> Iterator[dict]:
-  for normalizer, tag in best.items():
-    yield from curves.select(
-      evidence[tag].rows, seed=seed, normalizer=normalizer
-    )
+def _losses(normalizer, study, evidence, diverged):
+  """Validation losses by comparison of the grid and seed; seed 0 always."""
+  lost = {
+    (x.comparison.tag, x.seed) for x in diverged if x.normalizer == normalizer
+  }
+  point = {'analysis': 'training', 'quantity': 'validation loss'}
+  return {
+    tag: {
+      seed: math.inf
+      if (tag, seed) in lost
+      else evidence[tag].value(normalizer, seed, **point)
+      for seed in sorted({0, *evidence[tag].seeds})
+    }
+    for tag in study.grid
+  }
+
+
+def _loss_text(losses):
+  first, *others = (
+    'diverged' if math.isinf(x) else f'{x:.4f}' for x in losses.values()
+  )
+  return f'{first} ({", ".join(others)})' if others else first

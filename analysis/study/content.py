@@ -271,9 +271,10 @@ def _notes(study, finished, diverged, first):
       missing.setdefault(run.comparison.title, []).append(str(run.seed))
   if missing:
     listed = [f'{k} (seed {", ".join(v)})' for k, v in missing.items()]
+    count = len(planned) - len(there)
     notes.append(
-      f'{len(planned) - len(there)} of {len(planned)} planned pairs are not'
-      f' finished, and not part of this: {"; ".join(listed)}.'
+      f'{count} of {len(planned)} planned pairs {"is" if count == 1 else "are"}'
+      f' not finished, and not part of this: {"; ".join(listed)}.'
     )
   notes += [
     f'{x.name} diverged: {x.diverged()}. It is part of no pair.'

@@ -243,7 +243,7 @@ def test_another_preset_is_refused(written):
 
 def test_learning_rates_are_chosen_on_validation_data(tmp_path):
   (study,) = studies.of('mnist', 'cpu')
-  runs = [x for x in study.runs(tmp_path) if x.seed == 0]
+  runs = [x for x in study.runs(tmp_path) if x.seed < 2]
   rows = []
   for run in runs:
     made_up_runs.make(run)
@@ -251,13 +251,15 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
     result = json.loads(path.read_text())
     best = {'softmax': '1epoch', 'sinkhorn': '1epoch_lr2e-3'}
     chosen = run.comparison.tag == best[run.normalizer]
-    result['validation']['loss'] = 0.1 if chosen else 0.2
+    # Seed 1 would choose another rate, but is not there at all rates.
+    result['validation']['loss'] = 0.1 if chosen == (run.seed == 0) else 0.2
     # Accuracies say otherwise, and choose nothing.
     result['test']['accuracy'] = 0.5 if chosen else 0.9
     path.write_text(json.dumps(result))
   for tag in study.grid:
     gap = 2.0 if tag == '1epoch_lr2e-3' else 0.0
-    tables = synthetic.Tables(num_pairs=1, gap=gap, noise=0.0)
+    pairs = 1 if tag == '1epoch_lr2.5e-4' else 2
+    tables = synthetic.Tables(pairs, gap, noise=0.0)
     rows += [
       x | {'tag': tag, 'setting': tag}
       for x in tables.rows()
@@ -271,8 +273,9 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
   rates = {'1epoch': '1e-3', '1epoch_lr2e-3': '2e-3'}
   for line, normalizer in ((softmax, 'softmax'), (sinkhorn, 'sinkhorn')):
     (chosen,) = re.findall(r'(.*) \(chosen\)', line['value'])
-    assert chosen.startswith('0.1000 (')
+    assert chosen.startswith('0.1000 (0.2000): ')
     assert chosen.endswith(f'learning rate {rates[best[normalizer]]}')
+  assert '(2 pairs)' in paths['what']
   assert paths['value'].startswith('+2.00 at 4')
   assert accuracy['value'] == 'softmax 50.00 %\nSinkhorn 50.00 %'
   # One that diverged is not chosen, and hides no other.
@@ -281,7 +284,7 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
   (softmax_best / 'diverged.json').write_text('{"step": 3, "where": ""}')
   found = of_ended(study, runs, measured)
   line, *_ = found.tables['Learning rate tuned for each normalizer']
-  assert 'diverged: one epoch at learning rate 1e-3\n' in line['value']
+  assert 'diverged (0.2000): one epoch at learning rate 1e-3\n' in line['value']
   assert line['value'].count('(chosen)') == 1
   (softmax_best / 'diverged.json').unlink()
   (softmax_best / 'kept').rename(softmax_best / 'result.json')
