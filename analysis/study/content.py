@@ -133,7 +133,7 @@ def of_runs(
   if not study.exploratory:
     answers = claims_lib.answers(study.claims, first)
     tested = {'comparisons': comparisons.rows(study, evidence)}
-    variations = robustness.variations(first)
+    variations = robustness.variations(first, study.claims)
   summary = robustness.summary(variations)
   if study.looked_at is not None:
     summary += robustness.without(answers, first, study.looked_at)
@@ -439,7 +439,7 @@ def write(content: Content, folder: pathlib.Path) -> dict[str, Any]:
   for plot in content.figures:
     figures.save(folder / plot.name, plot.draw, plot.size)
   text = json.dumps(found, indent=1, ensure_ascii=False)
-  (folder / CONTENT).write_text(text + '\n', 'utf-8')
+  workdir_lib.write_text(folder / CONTENT, text + '\n')
   return found
 
 

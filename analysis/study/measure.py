@@ -284,7 +284,8 @@ def _identity(workdir):
   return [
     workdir_lib.read_json(workdir / 'config.json'),
     provenance['data']['fingerprint'],
-    provenance['starts'][0]['time'],
+    # A training that was begun anew in its directory is another.
+    [x['time'] for x in provenance['starts'] if x['step'] == 0][-1],
   ]
 
 

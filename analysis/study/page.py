@@ -12,6 +12,7 @@ from analysis import markup
 from analysis import statistics
 from analysis.study import decay
 from analysis.study import evidence
+from sinkformer_jax.training import workdir as workdir_lib
 
 PAGE, CLAIMS = 'index.html', 'claims.md'
 _WORDS = (
@@ -43,7 +44,8 @@ _DESIGN = (
   f' {statistics.LEAST_COUNT} pairs nothing can be told. Intervals are not'
   ' corrected, verdicts are: where nothing can be told an interval may leave 0'
   ' out.',
-  'Verdicts are given at depths 4, 12 and 24, as far as the models are deep.',
+  'Verdicts are given at depths 4, 12 and 24, as far as the models are deep,'
+  ' and at the last layer.',
 )
 # Of studies without runs.
 _DESIGN_ALONE = (
@@ -119,9 +121,8 @@ def write(
     folders: where their figures are.
     output: the directory to write to.
   """
-  page = render(contents, folders)
-  (output / PAGE).write_text(page, 'utf-8')
-  (output / CLAIMS).write_text(claims_table(contents), 'utf-8')
+  workdir_lib.write_text(output / PAGE, render(contents, folders))
+  workdir_lib.write_text(output / CLAIMS, claims_table(contents))
 
 
 def render(
@@ -164,16 +165,28 @@ def answer(content: dict[str, Any]) -> list[str]:
       if x['label'] == label and x['mean'] is not None
     ]
     if tests:
-      lines.append(f'{begin} {_phrases(tests, words)}.')
+      phrases = _untested(tests) if _are_few(tests) else _phrases(tests, words)
+      lines.append(f'{begin} {phrases}.')
       count = max(count, *(x['count'] for x in tests))
   if not lines:
     return []
+  intervals = count >= statistics.LEAST_COUNT
   return [
     f'{content["study"]}, {content["training"]}, {count}'
     f' pair{"s" * (count != 1)} of runs; differences of log10 of the residual,'
-    ' 95% intervals over pairs:',
+    f' {"95% intervals over pairs" if intervals else "not tested"}:',
     *lines,
   ]
+
+
+def _are_few(tests):
+  """Whether nothing could be told, whatever the numbers."""
+  return all(x['count'] < statistics.LEAST_COUNT for x in tests)
+
+
+def _untested(tests):
+  numbers = ', '.join(f'{_interval(x)} at {x["depth"]}' for x in tests)
+  return f'differ from those of softmax by {numbers}'
 
 
 def _phrases(tests, words):
@@ -251,6 +264,8 @@ def _agreement(tests):
 
 def _short_verdict(claim):
   """The verdict; of one that differs between labels, how many tests say so."""
+  if claim['tests'] and _are_few(claim['tests']):
+    return 'too few pairs'
   verdicts = [x['verdict'] for x in claim['tests']]
   if len(set(verdicts)) < 2 or len({x['label'] for x in claim['tests']}) < 2:
     return claim['verdict']

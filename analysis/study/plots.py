@@ -94,28 +94,39 @@ def _draw_trainings(fig, points, rows, shape):
 
 def _draw_along(ax, rows, depths):
   """A curve over steps for each normalizer and depth."""
-  ends = {}
+  ends = {depth: {} for depth in depths}
   for number, group in enumerate(curves.groups(rows)):
     for depth in depths:
       own = curves.select(rows, group=group, depth=depth)
       label = group if depth == depths[0] else None
       style = figures.curve(number)
       end = _draw_steps(ax, own, float, style, label, number)
-      if end:
-        ends.setdefault(depth, end)
-  _name_ends(ax, ends)
+      ends[depth][group] = end
+  drawn = {k: [x for x in v.values() if x] for k, v in ends.items()}
+  # Where the longer one ends.
+  longest = {k: max(v, key=lambda x: x[0]) for k, v in drawn.items() if v}
+  _name_ends(ax, longest)
   last = max((x['step'] for x in rows), default=1)
-  missing = [
-    f'{x} after step {ends[x][0]}' if x in ends else str(x)
-    for x in depths
-    if x not in ends or ends[x][0] < last
-  ]
+  missing = [x for k, v in ends.items() for x in _unresolved(k, v, last)]
   if missing:
-    words = f'depth {", ".join(missing)}: not resolved'
+    words = textwrap.fill(f'depth {", ".join(missing)}: not resolved', 48)
     ax.text(0.02, 0.02, words, transform=ax.transAxes, fontsize=7)
   ax.set_xlabel('training step')
   # Of all steps, also those where nothing is resolved.
   ax.set_xlim(-0.08 * last, 1.1 * last)
+
+
+def _unresolved(depth, ends, last):
+  """From where on there is no curve; of each group, where they differ."""
+  steps = {group: end and end[0] for group, end in ends.items()}
+  same = len(set(steps.values())) == 1
+  found = {
+    f'{depth}{"" if same else f" of {group}"}'
+    f'{"" if step is None else f" after step {step}"}': None
+    for group, step in steps.items()
+    if step != last
+  }
+  return list(found)
 
 
 def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
@@ -317,8 +328,9 @@ def _name_ends(ax, ends):
 
 def _draw_steps(ax, rows, transform, style, label, number=0):
   """One curve over steps, the number-th at these; where it ends, if it is."""
-  # Means of a selection are no points.
-  rows = [x for x in rows if not evidence_lib.is_selection(x)]
+  # Means of a selection are no points; nor are those of some of the runs.
+  left_out = {x['step'] for x in rows if evidence_lib.is_selection(x)}
+  rows = [x for x in rows if x['step'] not in left_out]
   steps = sorted({x['step'] for x in rows})
   if not steps:
     return None
@@ -332,7 +344,7 @@ def _draw_steps(ax, rows, transform, style, label, number=0):
   ax.errorbar(
     [x + shift for x in steps],
     [x.mean for x in samples],
-    half if np.isfinite(half).all() else None,
+    half if np.isfinite(half).any() else None,
     **style,
     capsize=2,
     label=label,

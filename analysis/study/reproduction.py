@@ -14,6 +14,7 @@ from analysis.study import estimate
 from analysis.study import measure
 from analysis.study import page
 from analysis.study import plan
+from analysis.study import studies
 from analysis.study import trainings
 from sinkformer_jax import errors
 
@@ -265,14 +266,24 @@ class Reproduction:
       page.write([found], [folder], folder)
       for line in page.answer(found):
         print(line)
-    # With results of earlier starts that this one has not made anew.
-    there = {x: content_lib.read(x) for x in map(self._folder, self.studies)}
-    there = {folder: found for folder, found in there.items() if found}
-    where = next(iter(there))
+    there = self._results()
+    own = [x for x in map(self._folder, self.studies) if x in there]
+    if len(own) == 1:
+      print(f'Page: {own[0] / page.PAGE}')
     if len(there) > 1:
-      where = self.output
-      page.write(list(there.values()), list(there), where)
-    print(f'Page: {where / page.PAGE}')
+      page.write(list(there.values()), list(there), self.output)
+      print(f'Page of all studies: {self.output / page.PAGE}')
+
+  def _results(self):
+    """All that is in the directory of results, of other starts too."""
+    preset = self.studies[0].preset
+    there = {}
+    for name in studies.STUDIES:
+      folder = self.output / name
+      found = content_lib.read(folder)
+      if found and found['preset'] == preset:
+        there[folder] = found
+    return there
 
 
 def _names(these):

@@ -107,10 +107,17 @@ def choices() -> list[tuple[str, decay.Choice]]:
   return found
 
 
-def variations(evidence: Evidence) -> list[Variation]:
-  """Each claim under each choice, the fixed one first."""
+def variations(evidence: Evidence, claims: str) -> list[Variation]:
+  """Each claim under each choice, the fixed one first.
+
+  Args:
+    evidence: of the pairs.
+    claims: letters; of those that no choice is about nothing is said.
+  """
   found = []
   for claim, tests in _TESTS.items():
+    if claim not in claims:
+      continue
     fixed = statistics.judge(tests(evidence))
     mine = [choice for letter, choice in choices() if letter == claim]
     for choice in (decay.FIXED, *mine):
@@ -208,7 +215,7 @@ def summary(found: list[Variation]) -> list[str]:
     lines = ['Too few pairs for a verdict that a choice could change.']
     return lines * bool(found) + _open_rows(found)
   lines = []
-  for claim in _TESTS:
+  for claim in dict.fromkeys(x.claim for x in found):
     mine = [x for x in found if x.claim == claim]
     changing = dict.fromkeys(x.choice for x in mine if x.changes)
     number = len({x.choice for x in mine}) - 1

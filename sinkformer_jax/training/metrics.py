@@ -110,7 +110,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """
   path = workdir / 'metrics.jsonl'
   try:
-    text = path.read_text(errors='replace') if path.exists() else ''
+    text = path.read_text('utf-8', errors='replace') if path.exists() else ''
   except OSError as error:
     raise errors.RunError(f'{path} cannot be read: {error.strerror}') from error
   lines = []

@@ -68,7 +68,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
     return
   temporary = path.with_name(path.name + '.tmp')
   with writing(path):
-    temporary.write_text(text)
+    temporary.write_text(text, 'utf-8')
     temporary.replace(path)
 
 
@@ -84,7 +84,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     errors.RunError: if it is not there or damaged.
   """
   try:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text('utf-8'))
   except FileNotFoundError as error:
     hint = ''
     if (path.parent.parent / path.name).exists():

@@ -31,7 +31,7 @@ def make(run, change=lambda fields: None, finished=True, step=None, started=''):
       'fingerprint': 'abcdefghijkl',
       'splits': {'train': 4000, 'validation': 500, 'test': 500},
     },
-    'starts': [{'time': started, 'git_commit': '0123456789abc'}],
+    'starts': [{'time': started, 'step': 0, 'git_commit': '0123456789abc'}],
   }
   accuracy = 0.9 + 0.01 * (run.normalizer == 'sinkhorn') + 0.001 * run.seed
   scores = {'accuracy': accuracy, 'loss': 0.1, 'column_error': 0.01}

@@ -106,7 +106,9 @@ def test_two_pairs_give_no_verdict(tmp_path):
   )
   about, paths, *_ = page.answer(found)
   assert '2 pairs of runs' in about
-  assert 'cannot be told apart from those of softmax at depth 4 (-' in paths
+  assert about.endswith('not tested:')
+  assert 'differ from those of softmax by -' in paths
+  assert {x['mnist'] for x in page.by_study([found])} == {'too few pairs'}
 
 
 def test_several_studies_on_one_page(written, tmp_path):
@@ -144,7 +146,7 @@ def test_table_of_claims_by_study(written, tmp_path):
 def test_studies_that_differ():
   def content(study, verdicts):
     tests = [
-      {'label': label, 'depth': depth, 'verdict': verdict}
+      {'label': label, 'depth': depth, 'verdict': verdict, 'count': 3}
       for (label, depth), verdict in verdicts.items()
     ]
     claim = {'letter': 'a', 'statement': 'It is so.', 'verdict': 'long words'}

@@ -227,6 +227,13 @@ def test_a_name_for_what_is_measured(tmp_path, monkeypatch):
   names.add(store.path(more))
   assert len(names) == 3
   assert not store.has(first)
+  # So is one that was begun anew where another had been; one that went on not.
+  path = runs[0].workdir / 'provenance.json'
+  provenance = json.loads(path.read_text())
+  for step, count in ((7, 3), (0, 4)):
+    provenance['starts'].append({'time': f'start {step}', 'step': step})
+    path.write_text(json.dumps(provenance))
+    assert len(names | {store.path(more)}) == count
   # And an analysis that gives other numbers is too.
   monkeypatch.setattr(theory, 'VERSION', 'another', raising=False)
   assert store.path(more) not in names

@@ -8,11 +8,12 @@ from analysis.study import plots
 from tests.analysis.study import synthetic
 
 
-def path_products(resolved):
-  """Evidence of a pair at steps 0, 100 and 859; `resolved` by depth."""
+def path_products(softmax, sinkhorn=None):
+  """Evidence of a pair at steps 0, 100 and 859; resolved ones by depth."""
   rows = []
-  for normalizer in ('softmax', 'sinkhorn'):
-    for depth, steps in resolved.items():
+  resolved = {'softmax': softmax, 'sinkhorn': sinkhorn or softmax}
+  for normalizer, by_depth in resolved.items():
+    for depth, steps in by_depth.items():
       for step in (0, 100, 859):
         count = 100 * (step in steps)
         row = synthetic.row(
@@ -31,16 +32,22 @@ def path_products(resolved):
 
 def test_along_training_panels_span_all_steps_and_say_what_is_not_resolved():
   everywhere = (0, 100, 859)
+  all_depths = dict.fromkeys((4, 12, 24), everywhere)
   titles = {
-    path_products(dict.fromkeys((4, 12, 24), everywhere)): 'as it is',
+    path_products(all_depths): 'as it is',
     path_products({4: everywhere, 12: (0,), 24: ()}): 'collapsed',
+    path_products(all_depths, {4: everywhere, 12: (0,), 24: ()}): 'one of them',
   }
   (plot,) = plots.along_training(titles)
   fig = figure.Figure(figsize=plot.size)
   plot.draw(fig)
-  whole, collapsed = fig.axes
+  whole, collapsed, one = fig.axes
   assert whole.get_xlim() == collapsed.get_xlim()
   assert whole.get_xlim()[1] > 859
   texts = [x.get_text() for x in collapsed.texts]
   assert 'depth 12 after step 0, 24: not resolved' in texts
   assert not any('not resolved' in x.get_text() for x in whole.texts)
+  (said,) = (x.get_text() for x in one.texts if 'not resolved' in x.get_text())
+  assert ' '.join(said.split()) == (
+    'depth 12 of sinkhorn after step 0, 24 of sinkhorn: not resolved'
+  )

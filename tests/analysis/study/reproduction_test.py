@@ -94,10 +94,13 @@ def test_results_of_runs_that_are_elsewhere_are_kept(tmp_path, capsys):
   assert 'mnist_softmax/seed1' in text
   assert content.read(folder) == json.loads(json.dumps(found))
   # They are on the page of all the same.
-  assert f'Page: {tmp_path}/out/index.html' in text
+  assert f'Page of all studies: {tmp_path}/out/index.html' in text
   rows = (tmp_path / 'out' / 'claims.md').read_text()
   assert '| mnist | path products' in rows
   assert '| random_control |' in rows
+  # So they are if another study alone is done.
+  reproduce(tmp_path, 'random_control', analyse_only=True).run()
+  assert (tmp_path / 'out' / 'claims.md').read_text() == rows
   with pytest.raises(errors.RunError, match='choose another --output'):
     reproduce(tmp_path, analyse_only=True).run()
 
