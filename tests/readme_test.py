@@ -120,8 +120,10 @@ def test_the_answer_is_that_of_the_results():
     tests += json.loads(results('mnist', name))
   details = [y for x in content['claims'] for y in x['details']]
   tuned = content['tables']['Learning rate tuned for each normalizer']
-  sentences = ' '.join(content['robustness'] + details)
-  pairs = ' '.join(x['value'] for x in tuned)
+  sentences = ' '.join(
+    content['robustness'] + details + [x['value'] for x in tuned]
+  )
+  pairs = ''
   for _, known in variants():
     pairs += re.sub(r' / |\n|$', ' at ', known['path products'])
   found = EFFECT.findall(answer)
@@ -133,6 +135,21 @@ def test_the_answer_is_that_of_the_results():
     else:  # A single pair.
       known = f'{mean} at ' in pairs
     assert known, (mean, half_width)
+
+
+def test_losses_of_learning_rates_are_those_of_the_results():
+  (told,) = re.findall(r'^With the learning rate .*\n(?:.+\n)+', README, re.M)
+  at = re.search(r'loss is (\S+) at 1e-3 and (\S+) at\s5e-4', told).groups()
+  for said, tag in zip(at, ('1epoch', '1epoch_lr5e-4'), strict=True):
+    losses = [
+      x['mean']
+      for x in json.loads(results('mnist', 'depths.json'))
+      if x['quantity'] == 'validation loss'
+      and (x['tag'], x['normalizer']) == (tag, 'sinkhorn')
+      and x['seed'] < 3
+    ]
+    assert len(losses) == 3
+    assert said == f'{sum(losses) / 3:.4f}'
 
 
 def test_other_choices_are_those_of_the_results():
