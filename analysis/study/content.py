@@ -277,6 +277,12 @@ def _notes(study, finished, diverged, first):
       f' not finished, and not part of this: {"; ".join(listed)}.'
     )
   notes += [
+    f'Measured of {x.title}: {x.sizes.num_examples} test examples,'
+    f' {x.sizes.num_paths} paths of each depth.'
+    for x in study.comparisons
+    if x.sizes and any(run.comparison == x for run in finished)
+  ]
+  notes += [
     f'{x.name} diverged: {x.diverged()}. It is part of no pair.'
     for x in diverged
   ]

@@ -108,15 +108,17 @@ def jobs(
   found = []
   for run in runs:
     found += _jobs_of_run(study, run)
-    options = {'num_examples': study.sizes.num_examples, 'seed': 0}
+    num_examples = study.sizes_of(run.comparison).num_examples
+    options = {'num_examples': num_examples, 'seed': 0}
     found += [
       Job(name, (run,), _last_step(run), options)
       for name in sorted(analyses - set(_SECONDS))
     ]
   for pair in pairs(runs):
+    sizes = study.sizes_of(pair[0].comparison)
     options = {
-      'num_examples': study.sizes.few_examples,
-      'num_paths': study.sizes.num_paths,
+      'num_examples': sizes.few_examples,
+      'num_paths': sizes.num_paths,
       'skip': False,
       'seed': 0,
     }
@@ -128,7 +130,7 @@ def jobs(
 
 
 def _jobs_of_run(study, run):
-  sizes = study.sizes
+  sizes = study.sizes_of(run.comparison)
   last = _last_step(run)
   whole = run.comparison.whole
   examples = {'num_examples': sizes.num_examples, 'seed': 0}

@@ -23,26 +23,6 @@ SOFTMAX, SINKHORN = 'softmax', 'sinkhorn'
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-  """Pairs of runs that are trained alike but for their seed.
-
-  Attributes:
-    tag: ends the name of their directories; '' for the config's own.
-    title: what is particular about it.
-    seeds: one for each pair.
-    overrides: of the config, such as ``{'total_steps': 859}``.
-    whole: everything is measured; otherwise only what claims a and b, decay
-      along training and matched entropy need.
-  """
-
-  tag: str
-  title: str
-  seeds: tuple[int, ...]
-  overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  whole: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class Sizes:
   """How much is measured.
 
@@ -66,6 +46,28 @@ class Sizes:
 
 
 @dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Pairs of runs that are trained alike but for their seed.
+
+  Attributes:
+    tag: ends the name of their directories; '' for the config's own.
+    title: what is particular about it.
+    seeds: one for each pair.
+    overrides: of the config, such as ``{'total_steps': 859}``.
+    whole: everything is measured; otherwise only what claims a and b, decay
+      along training and matched entropy need.
+    sizes: how much is measured; as much as the study says if not given.
+  """
+
+  tag: str
+  title: str
+  seeds: tuple[int, ...]
+  overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  whole: bool = False
+  sizes: Sizes | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Study:
   """A study.
 
@@ -74,7 +76,7 @@ class Study:
     title: of its page.
     preset: one of `studies.PRESETS`.
     claims: letters of the claims it answers.
-    sizes: how much is measured.
+    sizes: how much is measured of comparisons that do not say it themselves.
     configs: config file of the softmax and of the Sinkhorn runs, with preset.
     comparisons: the first is the one that verdicts are about. None for studies
       without runs.
@@ -100,6 +102,10 @@ class Study:
   alone: str = ''
   texts: bool = False
   exploratory: bool = False
+
+  def sizes_of(self, comparison: Comparison) -> Sizes:
+    """How much is measured of a comparison."""
+    return comparison.sizes or self.sizes
 
   def runs(self, root: pathlib.Path) -> list['PlannedRun']:
     """All its runs, the two of a pair after each other."""

@@ -21,6 +21,8 @@ _LOOK = {
   'quick': Sizes(num_examples=8, num_paths=20, few_examples=4, num_draws=20),
   'tiny': Sizes(4, 5, 2, num_draws=4),
 }
+# Of one pair with 197 tokens and more, which take long.
+_FEW = Sizes(num_examples=16, num_paths=50, few_examples=8)
 _ONE_EPOCH = {'total_steps': 859}  # Of MNIST.
 # With a warm-up that is over long before the end.
 _SIXTY_STEPS = {'total_steps': 60, 'optimizer.warmup_steps': 20}
@@ -44,9 +46,9 @@ def _main(tag, title, seeds, overrides=None):
   return Comparison(tag, title, seeds, overrides or {}, whole=True)
 
 
-def _pair(tag, title, overrides):
+def _pair(tag, title, overrides, sizes=None):
   """One pair beside the main comparison."""
-  return Comparison(tag, title, (0,), overrides)
+  return Comparison(tag, title, (0,), overrides, sizes=sizes)
 
 
 def _mnist(preset):
@@ -153,7 +155,7 @@ def _cats_vs_dogs(preset):
         # After 1, 3 and 10 epochs.
         {'total_steps': 1050, 'checkpoint.keep_steps': (35, 105, 350)},
       ),
-      _pair('224px', '3 epochs of 1,119 photos, 224 pixels', large),
+      _pair('224px', '3 epochs of 1,119 photos, 224 pixels', large, _FEW),
     ),
     'full': (_main('', '50 epochs of 20,000 photos, 224 pixels', seeds),),
     'tiny': (_main('tiny', '20 steps', (0, 1)),),
@@ -273,14 +275,12 @@ def _sinkformers_imdb(preset):
 
 
 def _sinkformers(name, words, preset, comparison):
-  # Of the one pair of each less is measured: 200 tokens and more take long.
-  few = {'cpu': Sizes(num_examples=16, num_paths=50, few_examples=8)}
   return Study(
     name=f'sinkformers_{name}',
     title=f'{words} as the Sinkformers had it: 6 layers, 8 heads, n_it 1 and 3',
     preset=preset,
     claims='abklmn',
-    sizes=(_LOOK | few).get(preset, Sizes()),
+    sizes=(_LOOK | {'cpu': _FEW}).get(preset, Sizes()),
     configs=_configs(name, 'sinkformers'),
     comparisons=(comparison,),
     texts=name == 'imdb',

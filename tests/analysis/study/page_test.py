@@ -111,6 +111,23 @@ def test_two_pairs_give_no_verdict(tmp_path):
   assert {x['mnist'] for x in page.by_study([found])} == {'too few pairs'}
 
 
+def test_that_less_is_measured_is_said(tmp_path):
+  (study,) = studies.of('cats_vs_dogs', 'cpu')
+  runs = study.runs(tmp_path)
+  for run in runs:
+    made_up_runs.make(run)
+  rows = [
+    x | {'tag': '1050steps', 'setting': '1050steps'}
+    for x in synthetic.Tables(num_pairs=3).rows()
+    if x['analysis'] != 'training'
+  ]
+  measured = measure.Measured(rows, [], 'revision 1')
+  assert (
+    'Measured of 3 epochs of 1,119 photos, 224 pixels: 16 test examples, 50'
+    ' paths of each depth.'
+  ) in content_lib.of_runs(study, runs, [measured]).notes
+
+
 def test_several_studies_on_one_page(written, tmp_path):
   found, folder = written
   other = found | {'study': 'other'}

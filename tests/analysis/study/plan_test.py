@@ -167,11 +167,14 @@ def test_longer_sequences_take_longer_to_measure(tmp_path):
   found = study('cats_vs_dogs')
   runs = found.runs(tmp_path)
   small, large = (
-    {x.analysis: x.seconds for x in measure.jobs(found, [run], ['attention'])}
+    min(
+      x.seconds / x.options['num_examples']
+      for x in measure.jobs(found, [run], ['attention'])
+    )
     for run in (runs[0], runs[-1])
   )
   # 17 and 197 tokens: (197 / 17)^2.3 = 280 times, but for what is fixed.
-  assert 50 < large['attention'] / small['attention'] < 280
+  assert 50 < large / small < 280
 
 
 def test_a_measure_of_ones_own_is_measured_of_every_run(tmp_path):
@@ -193,6 +196,26 @@ def test_pure_attention_is_followed_exactly_where_it_was_trained(tmp_path):
   jobs = measure.jobs(found, runs, {'theory', 'attention'})
   assert {x.analysis for x in jobs} == {'theory'}
   assert len(jobs) == len(runs)
+
+
+def test_of_long_sequences_less_is_measured(tmp_path):
+  found = study('cats_vs_dogs')
+  runs = found.runs(tmp_path)
+  for run in runs:
+    made_up_runs.make(run)
+  jobs = measure.jobs(found, runs, {'path_products', 'mechanism', 'own'})
+  sizes = {
+    (job.runs[0].comparison.tag, job.analysis): job.options['num_examples']
+    for job in jobs
+  }
+  assert sizes == {
+    ('1050steps', 'path_products'): 64,
+    ('1050steps', 'mechanism'): 16,
+    ('1050steps', 'own'): 64,
+    ('224px', 'path_products'): 16,
+    ('224px', 'mechanism'): 8,
+    ('224px', 'own'): 16,
+  }
 
 
 def test_column_sums_are_followed_in_all_comparisons(tmp_path):
