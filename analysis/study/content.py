@@ -135,7 +135,7 @@ def of_runs(
     tested = {'comparisons': comparisons.rows(study, evidence)}
     variations = robustness.variations(first, study.claims)
   summary = robustness.summary(variations)
-  if study.looked_at is not None:
+  if study.looked_at:
     summary += robustness.without(answers, first, study.looked_at)
   problems = [note for x in measured for note in x.notes]
   return Content(

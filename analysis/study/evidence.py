@@ -1,5 +1,6 @@
 """Summary tables of one comparison, looked up by run and point."""
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 import math
@@ -52,9 +53,9 @@ class Evidence:
     both = (seeds.get(x, set()) for x in (plan.SOFTMAX, plan.SINKHORN))
     self.seeds = sorted(set.intersection(*both))
 
-  def without(self, seed: int) -> 'Evidence':
-    """The same without a pair."""
-    rows = [x for x in self.rows if x['seed'] != seed]
+  def without(self, seeds: Collection[int]) -> 'Evidence':
+    """The same without some pairs."""
+    rows = [x for x in self.rows if x['seed'] not in seeds]
     return Evidence(rows, self.depths[-1])
 
   def row(self, normalizer: str, seed: int, **point) -> tables.Row | None:

@@ -82,8 +82,8 @@ class Study:
       without runs.
     grid: tags of the comparisons from which each normalizer's learning rate is
       chosen on validation data; empty for no such comparison.
-    looked_at: seed of the pair that had been looked at when the tests were
-      fixed.
+    looked_at: seeds of the pairs that had been looked at when the tests were
+      fixed, or when it was decided how many there are.
     alone: the analysis of a study without runs.
     texts: whether examples differ in length.
     exploratory: whether its comparisons are shown side by side, without
@@ -98,7 +98,7 @@ class Study:
   configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
   comparisons: tuple[Comparison, ...] = ()
   grid: tuple[str, ...] = ()
-  looked_at: int | None = None
+  looked_at: tuple[int, ...] = ()
   alone: str = ''
   texts: bool = False
   exploratory: bool = False

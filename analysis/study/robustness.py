@@ -178,16 +178,18 @@ def matrix(found: Sequence[Variation]) -> list[dict[str, str]]:
 
 
 def without(
-  claims: Sequence[claims_lib.Answer], evidence: Evidence, seed: int
+  claims: Sequence[claims_lib.Answer],
+  evidence: Evidence,
+  seeds: Sequence[int],
 ) -> list[str]:
-  """Which verdicts change when a pair is left out.
+  """Which verdicts change when pairs are left out.
 
   Args:
     claims: with all pairs.
     evidence: of all pairs.
-    seed: of the pair.
+    seeds: of those that are left out; they had been looked at.
   """
-  rest = evidence.without(seed)
+  rest = evidence.without(seeds)
   if len(rest.seeds) < statistics.LEAST_COUNT:
     return []
   changed, count = [], 0
@@ -203,9 +205,11 @@ def without(
           f' ({before.verdict} with it)'
         )
   listed = f': {"; ".join(changed)}' if changed else ''
+  which = 'pair' if len(seeds) == 1 else f'{len(seeds)} pairs'
   return [
-    f'Without the pair that had been looked at beforehand (seed {seed})'
-    f' {len(changed)} of {count} verdicts change{listed}.'
+    f'Without the {which} that had been looked at beforehand (seed'
+    f' {", ".join(map(str, seeds))}) {len(changed)} of {count} verdicts'
+    f' change{listed}.'
   ]
 
 
