@@ -338,6 +338,26 @@ def test_robustness():
   )
 
 
+def test_pairs_that_had_been_looked_at_can_be_left_out():
+  # What five pairs tell, the last three do not.
+  rows = [
+    row | {'mean': row['mean'] + 3.0 * (row['seed'] - 3)}
+    if row['seed'] > 1 and row['normalizer'] == 'sinkhorn'
+    else row
+    for row in synthetic.Tables(gap=9.0).rows()
+  ]
+  all_pairs = evidence.Evidence(rows, 24)
+  answers = claims.answers('a', all_pairs)
+  assert {x.verdict for x in answers[0].judged} == {HOLDS}
+  (line,) = robustness.without(answers, all_pairs, (0, 1))
+  assert line.startswith(
+    'Without the 2 pairs that had been looked at beforehand (seed 0, 1) 3 of 3'
+    ' verdicts change: a, path products at 4: cannot be told'
+  )
+  # Two pairs alone have no verdict.
+  assert not robustness.without(answers, all_pairs, (0, 1, 2))
+
+
 def test_a_number_that_is_missing_changes_no_verdict():
   table = list(synthetic.Tables(gap=1.0).rows())
   for row in table:
