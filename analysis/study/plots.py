@@ -488,6 +488,7 @@ def _draw_forest(
       )
     ax.set_title(f'depth {depth}')
     ax.set_xlabel('difference of log10')
+    ax.locator_params(axis='x', nbins=5)
   panels[0].set_yticks(
     range(len(labels)),
     [textwrap.fill(x, 48) for x in labels],
