@@ -173,6 +173,7 @@ def test_other_choices_are_those_of_the_results():
     ('No verdict of one', 'cats_vs_dogs', True),
     ('On AG News', 'ag_news', True),
     ('Cats and Dogs as', 'sinkformers_cats_vs_dogs', False),
+    ('IMDb as', 'sinkformers_imdb', False),
   ],
 )
 def test_paragraphs_are_those_of_the_results(begins, study, intervals):
