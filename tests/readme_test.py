@@ -7,6 +7,7 @@ import pytest
 
 from analysis import statistics
 from analysis.study import estimate
+from analysis.study import page
 from tests.conftest import ROOT
 from tests.launch import launch_test
 
@@ -112,6 +113,34 @@ def test_claims_by_data_set_are_those_of_the_results():
         check(claim, row[name], row[name])
 
 
+def test_how_far_data_sets_agree_is_that_of_the_results():
+  (told,) = re.findall(r'^Where two data sets .*\n(?:.+\n)+', README, re.M)
+  told = ' '.join(told.split())
+  found = [
+    json.loads(results(study, 'claims.json')) for study in STUDIES.values()
+  ]
+  lines = [x['studies'] for x in page.by_study(found)]
+  tests, agree = (
+    sum(int(x) for line in lines for x in re.findall(pattern, line))
+    for pattern in (r'of (\d+) tests', r'agree in (\d+)')
+  )
+  assert f'in {agree} of {tests} tests' in told
+  assert tests - agree == 1
+  own = {
+    (study['study'], test['verdict'], *next(effects([test], 2)))
+    for study in found
+    for claim in study['claims']
+    for test in claim['tests']
+    if (test['label'], test['depth'])
+    == ('both at the attention entropy of Sinkhorn', 4)
+  }
+  assert own >= {
+    ('mnist', 'does not hold', '-0.18', None),
+    ('cats_vs_dogs', 'holds', '+0.06', None),
+  }
+  assert [x[0] for x in EFFECT.findall(told)] == ['-0.18', '+0.06']
+
+
 def test_the_answer_is_that_of_the_results():
   answer = README.split('## Two commands')[0]
   content = json.loads(results('mnist', 'claims.json'))
@@ -170,7 +199,8 @@ def test_other_choices_are_those_of_the_results():
     ('After three epochs', 'mnist', False),
     ('At twice the', 'mnist', False),
     ('With the learning rate', 'mnist', False),
-    ('No verdict of one', 'cats_vs_dogs', True),
+    ('Of the eight pairs', 'cats_vs_dogs', True),
+    ('At 224 pixels', 'cats_vs_dogs', False),
     ('On AG News', 'ag_news', True),
     ('Cats and Dogs as', 'sinkformers_cats_vs_dogs', False),
     ('IMDb as', 'sinkformers_imdb', False),
