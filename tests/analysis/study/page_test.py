@@ -118,7 +118,7 @@ def test_that_less_is_measured_is_said(tmp_path):
     made_up_runs.make(run)
   rows = [
     x | {'tag': '1050steps', 'setting': '1050steps'}
-    for x in synthetic.Tables(num_pairs=3).rows()
+    for x in synthetic.Tables(num_pairs=8).rows()
     if x['analysis'] != 'training'
   ]
   measured = measure.Measured(rows, [], 'revision 1')
