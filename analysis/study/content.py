@@ -276,9 +276,17 @@ def _notes(study, finished, diverged, first):
       f'{count} of {len(planned)} planned pairs {"is" if count == 1 else "are"}'
       f' not finished, and not part of this: {"; ".join(listed)}.'
     )
+  if len(study.looked_at) > 1:
+    listed = ', '.join(map(str, study.looked_at))
+    notes.append(
+      f'All pairs but those of seed {listed} were added when these had been'
+      ' looked at and told little. Intervals and p-values take no account of'
+      ' it; what changes without them is said below.'
+    )
   notes += [
     f'Measured of {x.title}: {x.sizes.num_examples} test examples,'
-    f' {x.sizes.num_paths} paths of each depth.'
+    f' {x.sizes.num_paths} paths of each depth, {x.sizes.few_examples} examples'
+    ' for mechanism.'
     for x in study.comparisons
     if x.sizes and any(run.comparison == x for run in finished)
   ]

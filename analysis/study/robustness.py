@@ -205,11 +205,14 @@ def without(
           f' ({before.verdict} with it)'
         )
   listed = f': {"; ".join(changed)}' if changed else ''
-  which = 'pair' if len(seeds) == 1 else f'{len(seeds)} pairs'
+  which = (
+    'pair that had been looked at beforehand'
+    if len(seeds) == 1
+    else f'{len(seeds)} pairs that had been looked at before others were added'
+  )
   return [
-    f'Without the {which} that had been looked at beforehand (seed'
-    f' {", ".join(map(str, seeds))}) {len(changed)} of {count} verdicts'
-    f' change{listed}.'
+    f'Without the {which} (seed {", ".join(map(str, seeds))}) {len(changed)} of'
+    f' {count} verdicts change{listed}.'
   ]
 
 

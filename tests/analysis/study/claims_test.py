@@ -351,8 +351,8 @@ def test_pairs_that_had_been_looked_at_can_be_left_out():
   assert {x.verdict for x in answers[0].judged} == {HOLDS}
   (line,) = robustness.without(answers, all_pairs, (0, 1))
   assert line.startswith(
-    'Without the 2 pairs that had been looked at beforehand (seed 0, 1) 3 of 3'
-    ' verdicts change: a, path products at 4: cannot be told'
+    'Without the 2 pairs that had been looked at before others were added (seed'
+    ' 0, 1) 3 of 3 verdicts change: a, path products at 4: cannot be told'
   )
   # Two pairs alone have no verdict.
   assert not robustness.without(answers, all_pairs, (0, 1, 2))

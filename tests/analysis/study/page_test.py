@@ -122,10 +122,12 @@ def test_that_less_is_measured_is_said(tmp_path):
     if x['analysis'] != 'training'
   ]
   measured = measure.Measured(rows, [], 'revision 1')
+  notes = content_lib.of_runs(study, runs, [measured]).notes
   assert (
     'Measured of 3 epochs of 1,119 photos, 224 pixels: 16 test examples, 50'
-    ' paths of each depth.'
-  ) in content_lib.of_runs(study, runs, [measured]).notes
+    ' paths of each depth, 8 examples for mechanism.'
+  ) in notes
+  assert any(x.startswith('All pairs but those of seed 0, 1, 2') for x in notes)
 
 
 def test_several_studies_on_one_page(written, tmp_path):
