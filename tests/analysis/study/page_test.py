@@ -73,6 +73,22 @@ def test_files(written):
   )
 
 
+def test_results_are_written_whole_or_not_at_all(
+  written, tmp_path, monkeypatch
+):
+  found, folder = written
+  page.write([found], [folder], tmp_path)
+  before = (tmp_path / page.PAGE).read_text()
+
+  def stop(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr('pathlib.Path.replace', stop)
+  with pytest.raises(KeyboardInterrupt):
+    page.write([found | {'notes': ['another']}], [folder], tmp_path)
+  assert (tmp_path / page.PAGE).read_text() == before
+
+
 def test_page(written):
   found, folder = written
   page.write([found], [folder], folder)

@@ -8,7 +8,7 @@ from analysis.study import plots
 from tests.analysis.study import synthetic
 
 
-def path_products(softmax, sinkhorn=None):
+def path_products(softmax, sinkhorn=None, seed=0):
   """Evidence of a pair at steps 0, 100 and 859; resolved ones by depth."""
   rows = []
   resolved = {'softmax': softmax, 'sinkhorn': sinkhorn or softmax}
@@ -19,8 +19,8 @@ def path_products(softmax, sinkhorn=None):
         row = synthetic.row(
           'path_products',
           normalizer,
-          0,
-          -depth,
+          seed,
+          -depth - seed,
           depth,
           **{k: v for k, v in decay.PATHS.items() if k != 'analysis'},
           at='last' if step == 859 else step,
@@ -51,3 +51,23 @@ def test_along_training_panels_span_all_steps_and_say_what_is_not_resolved():
   assert ' '.join(said.split()) == (
     'depth 12 of sinkhorn after step 0, 24 of sinkhorn: not resolved'
   )
+
+
+def test_means_along_training_are_of_all_pairs_or_of_none():
+  everywhere = dict.fromkeys((4, 12, 24), (0, 100, 859))
+  pairs = [
+    path_products(everywhere),
+    path_products(everywhere | {24: (0, 859)}, seed=1),
+  ]
+  rows = [row for pair in pairs for row in pair.rows]
+  titles = {evidence_lib.Evidence(rows, 24): 'two', pairs[0]: 'one'}
+  (plot,) = plots.along_training(titles)
+  fig = figure.Figure(figsize=plot.size)
+  plot.draw(fig)
+  curves = [
+    list(line.get_ydata())
+    for line in fig.axes[0].lines
+    if len(line.get_xdata())
+  ]
+  assert [-4.5, -4.5, -4.5] in curves
+  assert [-24.5, -24.5] in curves  # Without step 100.
