@@ -145,6 +145,11 @@ class Test:
     return min(1.0, 2 * float(stats.t.sf(t, self.sample.freedom)))
 
 
+def pairs_text(count: int) -> str:
+  """How many pairs, such as ``3 pairs``."""
+  return f'{count} pair{"s" * (count != 1)}'
+
+
 def of_pairs(
   label: str,
   depth: int | None,

@@ -275,8 +275,7 @@ def tuned(
     ),
     evidence[study.grid[0]].depths[-1],
   )
-  pairs = len(chosen.seeds)
-  counted = f'{pairs} pair{"s" * (pairs != 1)}'
+  counted = statistics.pairs_text(len(chosen.seeds))
   for words, tests in (
     ('path products', decay.path_products(chosen)),
     ('layer outputs', decay.layer_results(chosen)),

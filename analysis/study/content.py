@@ -299,7 +299,7 @@ def _notes(study, finished, diverged, first):
     notes.append('Exploratory: no claim is tested, and no verdict given.')
   elif pairs < statistics.LEAST_COUNT:
     notes.append(
-      f'{pairs} pair{"s" * (pairs != 1)} of runs: with fewer than'
+      f'{statistics.pairs_text(pairs)} of runs: with fewer than'
       f' {statistics.LEAST_COUNT} nothing can be told, and no verdict is given.'
     )
   for run in finished:

@@ -172,8 +172,9 @@ def answer(content: dict[str, Any]) -> list[str]:
     return []
   intervals = count >= statistics.LEAST_COUNT
   return [
-    f'{content["study"]}, {content["training"]}, {count}'
-    f' pair{"s" * (count != 1)} of runs; differences of log10 of the residual,'
+    f'{content["study"]}, {content["training"]},'
+    f' {statistics.pairs_text(count)} of runs; differences of log10 of the'
+    ' residual,'
     f' {"95% intervals over pairs" if intervals else "not tested"}:',
     *lines,
   ]

@@ -55,7 +55,7 @@ def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
   for evidence, title in titles.items():
     if evidence.seeds:
       rows = _rows(evidence, **decay.PATHS)
-      pairs = f'{len(evidence.seeds)} pair{"s" * (len(evidence.seeds) > 1)}'
+      pairs = statistics.pairs_text(len(evidence.seeds))
       points[f'{textwrap.fill(title, 34)}\n({pairs})'] = rows, evidence.depths
   if len(points) < 2:
     return []
@@ -118,15 +118,14 @@ def _draw_along(ax, rows, depths):
 
 def _unresolved(depth, ends, last):
   """From where on there is no curve; of each group, where they differ."""
-  steps = {group: end and end[0] for group, end in ends.items()}
-  same = len(set(steps.values())) == 1
-  found = {
-    f'{depth}{"" if same else f" of {group}"}'
-    f'{"" if step is None else f" after step {step}"}': None
+  steps = {f' of {group}': end and end[0] for group, end in ends.items()}
+  if len(set(steps.values())) == 1:
+    steps = {'': next(iter(steps.values()))}
+  return [
+    f'{depth}{group}' + ('' if step is None else f' after step {step}')
     for group, step in steps.items()
     if step != last
-  }
-  return list(found)
+  ]
 
 
 def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:

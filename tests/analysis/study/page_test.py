@@ -16,16 +16,22 @@ from tests.analysis.study import made_up_runs
 from tests.analysis.study import synthetic
 
 
+def measured_of(tables, tag):
+  """Made-up rows of a comparison; trainings have recorded theirs."""
+  return [
+    x | {'tag': tag, 'setting': tag}
+    for x in tables.rows()
+    if x['analysis'] != 'training'
+  ]
+
+
 def study_of(num_pairs, tmp_path, gap=-1.0):
   """Content of a made-up study with this many pairs."""
   (study,) = studies.of('mnist', 'full')
   runs = study.runs(tmp_path / 'runs')[: 2 * num_pairs]
   for run in runs:
     made_up_runs.make(run)
-  rows = synthetic.Tables(num_pairs=num_pairs, gap=gap).rows()
-  rows = [
-    x | {'tag': '', 'setting': ''} for x in rows if x['analysis'] != 'training'
-  ]
+  rows = measured_of(synthetic.Tables(num_pairs=num_pairs, gap=gap), '')
   measured = measure.Measured(rows, ['a note'], 'revision 1')
   return content_lib.of_runs(study, runs, [measured])
 
@@ -132,11 +138,7 @@ def test_that_less_is_measured_is_said(tmp_path):
   runs = study.runs(tmp_path)
   for run in runs:
     made_up_runs.make(run)
-  rows = [
-    x | {'tag': '1050steps', 'setting': '1050steps'}
-    for x in synthetic.Tables(num_pairs=8).rows()
-    if x['analysis'] != 'training'
-  ]
+  rows = measured_of(synthetic.Tables(num_pairs=8), '1050steps')
   measured = measure.Measured(rows, [], 'revision 1')
   notes = content_lib.of_runs(study, runs, [measured]).notes
   assert (
@@ -207,12 +209,8 @@ def test_exploratory_comparisons_have_no_verdict(tmp_path):
   for run in runs:
     made_up_runs.make(run)
   for comparison in study.comparisons[:3]:
-    tag = {'tag': comparison.tag, 'setting': comparison.tag}
-    rows += [
-      x | tag
-      for x in synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0).rows()
-      if x['analysis'] != 'training'
-    ]
+    tables = synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0)
+    rows += measured_of(tables, comparison.tag)
   measured = measure.Measured(rows, [], 'revision 1')
   content = content_lib.of_runs(study, runs, [measured])
   found = content_lib.write(content, tmp_path / 'variants')
@@ -252,11 +250,10 @@ def test_runs_that_diverged_are_said_to(tmp_path):
       (run.workdir / 'diverged.json').write_text(json.dumps(record))
   tables = synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0)
   rows = [
-    x | {'tag': comparison.tag, 'setting': comparison.tag}
+    x
     for comparison in study.comparisons
-    for x in tables.rows()
-    if x['analysis'] != 'training'
-    and comparison.tag not in ('half_noskip', 'half_pure')
+    if comparison.tag not in ('half_noskip', 'half_pure')
+    for x in measured_of(tables, comparison.tag)
   ]
   measured = measure.Measured(rows, [], 'revision 1')
   found = of_ended(study, runs, measured)
@@ -297,11 +294,7 @@ def test_learning_rates_are_chosen_on_validation_data(tmp_path):
     gap = 2.0 if tag == '1epoch_lr2e-3' else 0.0
     pairs = 1 if tag == '1epoch_lr2.5e-4' else 2
     tables = synthetic.Tables(pairs, gap, noise=0.0)
-    rows += [
-      x | {'tag': tag, 'setting': tag}
-      for x in tables.rows()
-      if x['analysis'] != 'training'
-    ]
+    rows += measured_of(tables, tag)
   measured = measure.Measured(rows, [], 'revision 1')
   found = content_lib.of_runs(study, runs, [measured])
   softmax, sinkhorn, paths, _, accuracy = found.tables[
@@ -342,11 +335,7 @@ def test_trainings_side_by_side(tmp_path):
   for comparison, gap in zip(study.comparisons, (1.0, 3.0), strict=False):
     pairs = len(comparison.seeds)
     tables = synthetic.Tables(pairs, gap, rng_seed=pairs)
-    rows += [
-      x | {'tag': comparison.tag, 'setting': comparison.tag}
-      for x in tables.rows()
-      if x['analysis'] != 'training'
-    ]
+    rows += measured_of(tables, comparison.tag)
   measured = measure.Measured(rows, [], 'revision 1')
   found = content_lib.of_runs(study, runs, [measured])
   first, second, change, *_ = found.tables['Trainings side by side']
