@@ -12,9 +12,9 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()

@@ -15,10 +15,11 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import figures
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import naming
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -36,12 +37,6 @@ PATHS = (
 READ = tuple(x for x in PATHS if x[0] <= 50)
 
 
-def name(num_iters: int, closed: bool = True) -> str:
-  """What a stack of attention matrices is called in tables."""
-  ending = '' if closed else ', ending on columns'
-  return f'{num_iters} iteration{"s" * (num_iters != 1)}{ending}'
-
-
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
 ) -> tables.Result:
@@ -55,7 +50,8 @@ def measure(
     _measure_logits(subject, options, progress, result)
     for num_iters, closed in READ:
       progress.part(
-        f'iterations: {subject.name} read with {name(num_iters, closed)}'
+        f'iterations: {subject.name} read with'
+        f' {naming.iterations(num_iters, closed)}'
       )
       _measure_tokens(subject, num_iters, closed, options, progress, result)
   return result
@@ -72,7 +68,7 @@ def _about(subject, options, stack):
 
 def _measure_logits(subject, options, progress, result):
   # Imported late: see `command`.
-  from analysis import runs
+  from analysis.common import runs
   from sinkformer_jax import encoder
   from sinkformer_jax import rank
   from sinkformer_jax.rank import mechanism
@@ -118,7 +114,7 @@ def _measure_logits(subject, options, progress, result):
         measure_paths((num_iters, False), end_on_columns(attention), mask)
   result.summary.extend(_error_rows(subject, options, errors))
   for (*stack, words), chunks in parts.items():
-    about = _about(subject, options, name(*stack)) | {
+    about = _about(subject, options, naming.iterations(*stack)) | {
       'quantity': 'path, first layers',
       'ablation': words,
       'paths': options['num_paths'],
@@ -131,7 +127,7 @@ def _measure_logits(subject, options, progress, result):
 def _error_rows(subject, options, errors):
   for num_iters, values in errors.items():
     yield from tables.summary_rows(
-      _about(subject, options, name(num_iters))
+      _about(subject, options, naming.iterations(num_iters))
       | {'quantity': 'column error', 'ablation': 'skip on, FFN on'},
       tables.value_statistics(np.concatenate(values, 1)),
       first_depth=1,
@@ -146,7 +142,7 @@ def end_on_columns(weights):
 
 def _measure_tokens(subject, num_iters, closed, options, progress, result):
   from analysis import layer_outputs
-  from analysis import runs
+  from analysis.common import runs
   from sinkformer_jax import encoder
   from sinkformer_jax import rank
   from sinkformer_jax import sinkhorn
@@ -169,9 +165,9 @@ def _measure_tokens(subject, num_iters, closed, options, progress, result):
           rank.residual_norms(x, capture.mask, norms=('spectral',))
         )
     for quantity, chunks in parts.items():
-      about = _about(subject, options, name(num_iters, closed)) | {
+      about = _about(subject, options, naming.iterations(num_iters, closed)) | {
         'quantity': quantity,
-        'ablation': layer_outputs.ABLATIONS[switches],
+        'ablation': naming.ABLATIONS[switches],
       }
       result.summary.extend(runs.residual_rows(about, runs.concatenate(chunks)))
 
@@ -214,18 +210,20 @@ def _draw(fig, errors, paths):
   for count in COUNTS:
     points = [
       x | {'mean': float(np.log10(x['mean'])), 'std': 0.0}
-      for x in curves.select(errors, group=name(count))
+      for x in curves.select(errors, group=naming.iterations(count))
       if x['mean'] > 0
     ]
     # Errors after many iterations differ by decades between seeds.
-    curves.draw(left, points, styles[count], name(count), bars=False)
+    curves.draw(
+      left, points, styles[count], naming.iterations(count), bars=False
+    )
   left.set_xlabel('layer')
   left.set_ylabel('log10 of the column error')
   for count, closed in PATHS:
-    points = curves.select(paths, group=name(count, closed))
+    points = curves.select(paths, group=naming.iterations(count, closed))
     points = [x | {'std': 0.0} for x in points]
     style = styles[count] | ({} if closed else {'markerfacecolor': 'white'})
-    curves.draw(right, points, style, name(count, closed))
+    curves.draw(right, points, style, naming.iterations(count, closed))
   right.set_xlabel('path depth k')
   right.set_ylabel('log10 of the residual')
   for ax in (left, right):
@@ -241,7 +239,9 @@ def headlines(summary: Sequence[tables.Row]) -> list[str]:
   for run in dict.fromkeys(x['run'] for x in summary):
     own = curves.select(summary, run=run, quantity='column error')
     worst = {
-      count: max(x['mean'] for x in curves.select(own, group=name(count)))
+      count: max(
+        x['mean'] for x in curves.select(own, group=naming.iterations(count))
+      )
       for count in COUNTS
     }
     texts = [f'{count}: {error:.1e}' for count, error in worst.items()]

@@ -14,10 +14,11 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import figures
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import naming
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -27,13 +28,6 @@ command.define_runs(FLAGS)
 QUANTITIES = {
   'hidden': 'hidden states',
   'attention_output': 'results of the attention sublayer',
-}
-# (skip, ffn) and what it is called.
-ABLATIONS = {
-  (True, True): 'skip on, FFN on',
-  (True, False): 'skip on, FFN off',
-  (False, True): 'skip off, FFN on',
-  (False, False): 'skip off, FFN off',
 }
 
 
@@ -47,10 +41,10 @@ def measure(
     if subject.run.step:
       states.append(subject.at_step(0))
     for state in states:
-      for switches in ABLATIONS:
+      for switches in naming.ABLATIONS:
         progress.part(
           f'layer outputs of {state.name}, step {state.run.step},'
-          f' {ABLATIONS[switches]}'
+          f' {naming.ABLATIONS[switches]}'
         )
         _measure_state(state, switches, options, progress, result)
   return result
@@ -58,11 +52,11 @@ def measure(
 
 def _measure_state(subject, switches, options, progress, result):
   # Imported late: see `command`.
-  from analysis import runs
+  from analysis.common import runs
   from sinkformer_jax import encoder
   from sinkformer_jax import rank
 
-  about = subject.about() | {'ablation': ABLATIONS[switches]}
+  about = subject.about() | {'ablation': naming.ABLATIONS[switches]}
   parts = {quantity: [] for quantity in QUANTITIES}
   marginals = []
   for capture in subject.chunks(
@@ -169,7 +163,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 def _draw(fig, rows, what):
   names = curves.groups(rows)
   panels = fig.subplots(2, 2, sharex=True)
-  for ax, ablation in zip(panels.flat, ABLATIONS.values(), strict=True):
+  for ax, ablation in zip(panels.flat, naming.ABLATIONS.values(), strict=True):
     number = 0
     for weights in ('trained', 'step 0'):
       for group in names:
@@ -195,7 +189,7 @@ def _draw_differences(fig, rows):
   for ax, (quantity, words) in zip(panels, QUANTITIES.items(), strict=True):
     number = 0
     for group in names:
-      for ablation in ABLATIONS.values():
+      for ablation in naming.ABLATIONS.values():
         found = curves.select(
           differences, group=group, ablation=ablation, quantity=quantity
         )
@@ -214,7 +208,7 @@ def headlines(summary: Sequence[tables.Row]) -> list[str]:
   """Relative residuals at a few layers, as text."""
   lines = []
   for quantity, words in QUANTITIES.items():
-    for ablation in ABLATIONS.values():
+    for ablation in naming.ABLATIONS.values():
       rows = curves.select(
         summary,
         quantity=quantity,

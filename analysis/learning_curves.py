@@ -11,10 +11,10 @@ from typing import Any
 
 from absl import flags
 
-from analysis import command
-from analysis import curves
-from analysis import figures
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()

@@ -16,9 +16,9 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -105,11 +105,11 @@ def _quantities(model):
 @functools.cache
 def _normalizer(name, num_iters):
   """One object for each, so that each is compiled once."""
-  from sinkformer_jax import attention
+  from sinkformer_jax import normalizers
   from sinkformer_jax import sinkhorn
 
   if name != 'sinkhorn':
-    return attention.NORMALIZERS[name](num_iters)
+    return normalizers.NORMALIZERS[name](num_iters)
   # The fast form has no derivatives in forward mode.
   return lambda logits, mask: sinkhorn.sinkhorn_reference(
     logits, num_iters, mask

@@ -15,10 +15,10 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import figures
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -48,7 +48,7 @@ def measure(
 
 def _measure_run(subject, options, progress, result):
   # Imported late: see `command`.
-  from analysis import runs
+  from analysis.common import runs
   from sinkformer_jax import encoder
   from sinkformer_jax import rank
 

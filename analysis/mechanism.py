@@ -18,10 +18,10 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import figures
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -77,7 +77,7 @@ def measure(
 ) -> tables.Result:
   """Decay of all stacks, and statistics of logits, for each pair."""
   # Imported late: see `command`.
-  from analysis import runs
+  from analysis.common import runs
 
   result = tables.Result([], {'mechanism_raw': []})
   options = options | {

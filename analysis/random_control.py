@@ -15,12 +15,12 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import figures
-from analysis import iterations
-from analysis import statistics
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import naming
+from analysis.common import statistics
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -59,13 +59,13 @@ def measure(
 
 
 def _add(control, options, result):
-  from analysis import runs
+  from analysis.common import runs
 
   residuals = control.residuals
   group = control.normalizer
   if group != 'softmax':
     closed = control.normalizer != 'sinkhorn_column'
-    group = f'sinkhorn, {iterations.name(options["num_iters"], closed)}'
+    group = f'sinkhorn, {naming.iterations(options["num_iters"], closed)}'
   about = {
     'run': 'random',
     'data': 'random logits',

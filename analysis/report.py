@@ -13,9 +13,9 @@ from typing import Any
 
 from absl import flags
 
-from analysis import command
-from analysis import markup
-from analysis import tables
+from analysis.common import command
+from analysis.common import markup
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()

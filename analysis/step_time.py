@@ -16,10 +16,10 @@ from typing import Any
 
 from absl import flags
 
-from analysis import command
-from analysis import curves
-from analysis import tables
-from analysis import timing
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import tables
+from analysis.common import timing
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -37,7 +37,7 @@ def measure(
   """Seconds of a step, and for Sinkhorn the ratio to softmax, of each pair."""
   del options
   # Imported late: see `command`.
-  from analysis import runs
+  from analysis.common import runs
 
   result = tables.Result([])
   pairs = runs.pairs(subjects)

@@ -16,11 +16,11 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-from analysis import command
-from analysis import curves
-from analysis import figures
-from analysis import iterations
-from analysis import tables
+from analysis.common import command
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import naming
+from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -37,7 +37,7 @@ LAW_ABLATIONS = {False: 'skip off, FFN off', True: 'skip off, FFN on'}
 # Column of the sweep, and what it is called.
 SWEEP = {
   'softmax': 'softmax',
-  'sinkhorn': f'sinkhorn, {iterations.name(_NUM_ITERS)}',
+  'sinkhorn': f'sinkhorn, {naming.iterations(_NUM_ITERS)}',
   'bound_softmax': 'first-order bound, softmax',
   'bound_sinkhorn': 'first-order bound, sinkhorn',
   'bound_global': 'bound for any logits',
@@ -127,7 +127,7 @@ def _random_law(seed, num_iters):
     num_iters,
     norm_position=None,
   )
-  name = iterations.name(num_iters)
+  name = naming.iterations(num_iters)
   group = f'sinkhorn, {name}' if num_iters else 'softmax'
   about = _about('law of depth', group) | {'ablation': 'no LayerNorm'}
   values = np.array([x.log10_residual() for x in states])

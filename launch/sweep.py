@@ -201,7 +201,7 @@ def _job(path, overrides, seeds):
 
 
 def _setting(config):
-  from analysis import runs
+  from analysis.common import runs
   from sinkformer_jax import configuration
 
   fields = configuration.flatten(config.to_dict())

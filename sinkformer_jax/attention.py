@@ -1,35 +1,17 @@
 """Multi-head attention with a chosen normalizer, and talking heads."""
 
-from collections.abc import Callable
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from sinkformer_jax import normalizers
 from sinkformer_jax import sinkhorn
-
-# (logits, mask) -> float32 weights, [batch, num_heads, q_length, kv_length].
-Normalizer = Callable[[jax.Array, jax.Array | None], jax.Array]
 
 # The collection that captured arrays are sown into. They come out with
 # `model.apply(..., mutable=['capture'])` and cost nothing without it.
 CAPTURE = 'capture'
 # The same for what is logged while training: a few numbers per layer.
 MONITOR = 'monitor'
-
-
-def _sinkhorn(num_iters: int) -> Normalizer:
-  def normalizer(logits, mask=None):
-    return sinkhorn.sinkhorn(logits, num_iters, mask)
-
-  return normalizer
-
-
-# What the names in a config mean. Each takes `num_iters`.
-NORMALIZERS: dict[str, Callable[[int], Normalizer]] = {
-  'softmax': lambda num_iters: sinkhorn.softmax,
-  'sinkhorn': _sinkhorn,
-}
 
 
 def sow(module: nn.Module, collection: str, name: str, value) -> None:
@@ -66,7 +48,7 @@ class MultiHeadAttention(nn.Module):
 
   Attributes:
     num_heads: number of heads; has to divide the width.
-    normalizer: turns logits into weights, see `Normalizer`.
+    normalizer: turns logits into weights, see `normalizers`.
     talking_heads: mixes heads linearly before and after the normalizer
       (Shazeer et al. 2020), both mixes started at the identity. Head g's rows
       then sum to the sum of column g of the second mix.
@@ -78,7 +60,7 @@ class MultiHeadAttention(nn.Module):
   """
 
   num_heads: int
-  normalizer: Normalizer
+  normalizer: normalizers.Normalizer
   talking_heads: bool = False
   dropout_rate: float = 0.0
   deterministic: bool = True

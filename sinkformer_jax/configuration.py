@@ -1,7 +1,5 @@
 """Checks of a config before data or devices are touched."""
 
-from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Mapping
 import copy
 import itertools
@@ -10,136 +8,52 @@ from typing import Any
 
 import ml_collections
 
-from sinkformer_jax import attention
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
+from sinkformer_jax import normalizers
+from sinkformer_jax import rules
 
-# A rule says in words what a value must be, or None if it is right.
-Rule = Callable[[Any], str | None]
-
-
-# Steps are counted in 32 bits, and sizes beyond this fit no machine.
-_MOST_STEPS = 2**31
-_MOST_UNITS = 2**20
-
-
-def _integer(least: int, below: int = _MOST_STEPS) -> Rule:
-  words = f'an integer of at least {least} and below {below}'
-
-  def rule(value):
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return None if is_integer and least <= value < below else words
-
-  return rule
-
-
-def _number(least: float, below: float = float('inf')) -> Rule:
-  words = f'a number from {least:g}'
-  words += f' to below {below:g}' if below < float('inf') else ' up'
-
-  def rule(value):
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return None if is_number and least <= value < below else words
-
-  return rule
-
-
-def _one_of(choices: Collection[str]) -> Rule:
-  # Looked at when a config is checked: users may add to the choices.
-  words = lambda: f'one of {", ".join(choices)}'
-  return lambda x: None if isinstance(x, str) and x in choices else words()
-
-
-def _boolean(value):
-  return None if isinstance(value, bool) else 'True or False'
-
-
-def _text(value):
-  if isinstance(value, str) and value != 'None':
-    return None
-  return "a text; '' if unset"
-
-
-def _steps(value):
-  if isinstance(value, tuple) and all(_integer(0)(x) is None for x in value):
-    return None
-  return 'a tuple of steps, like (0, 100)'
-
-
-def _lengths(value):
-  if (
-    isinstance(value, tuple)
-    and all(_integer(1)(x) is None for x in value)
-    and all(a < b for a, b in itertools.pairwise(value))
-  ):
-    return None
-  return 'a tuple of rising lengths, like (48, 72), or ()'
-
-
-RULES: dict[str, Rule] = {
-  'seed': _integer(0, below=2**32),
-  'total_steps': _integer(1),
-  'batch_size': _integer(1, below=_MOST_UNITS),
-  'eval_batch_size': _integer(1, below=_MOST_UNITS),
-  'log_every_steps': _integer(1),
-  'eval_every_steps': _integer(1),
-  'checkpoint.every_steps': _integer(1),
-  'checkpoint.keep': _integer(1),
-  'checkpoint.keep_steps': _steps,
-  'data.name': _one_of(data.DATASETS),
-  'data.source': _text,
-  'data.dir': _text,
-  'model.name': _one_of(models.MODELS),
-  'model.num_layers': _integer(1, below=_MOST_UNITS),
-  'model.width': _integer(1, below=_MOST_UNITS),
-  'model.num_heads': _integer(1, below=_MOST_UNITS),
-  'model.ffn_dim': _integer(1, below=_MOST_UNITS),
-  'model.pooling': _one_of(models.POOLINGS),
-  'model.normalizer': _one_of(attention.NORMALIZERS),
-  'model.num_iters': _integer(0, below=_MOST_UNITS),
-  'model.norm_position': _one_of(('pre', 'post')),
-  'model.skip': _boolean,
-  'model.ffn': _boolean,
-  'model.talking_heads': _boolean,
-  'model.deepnorm': _boolean,
-  'model.dropout_rate': _number(0, 1),
-  'model.dtype': _one_of(('float32', 'bfloat16')),
-  'model.remat': _boolean,
-  'optimizer.learning_rate': _number(0),
-  'optimizer.schedule': _one_of(('constant', 'cosine', 'step')),
-  'optimizer.warmup_steps': _integer(0),
-  'optimizer.step_boundaries': _steps,
-  'optimizer.step_factor': _number(0),
-  'optimizer.b1': _number(0, 1),
-  'optimizer.b2': _number(0, 1),
-  'optimizer.epsilon': _number(0),
-  'optimizer.weight_decay': _number(0),
-  'optimizer.clip_norm': _number(0),
+RULES: dict[str, rules.Rule] = {
+  'seed': rules.integer(0, below=2**32),
+  'total_steps': rules.integer(1),
+  'batch_size': rules.integer(1, below=rules.MOST_UNITS),
+  'eval_batch_size': rules.integer(1, below=rules.MOST_UNITS),
+  'log_every_steps': rules.integer(1),
+  'eval_every_steps': rules.integer(1),
+  'checkpoint.every_steps': rules.integer(1),
+  'checkpoint.keep': rules.integer(1),
+  'checkpoint.keep_steps': rules.steps,
+  'data.name': rules.one_of(data.DATASETS),
+  'data.source': rules.text,
+  'data.dir': rules.text,
+  'model.name': rules.one_of(models.MODELS),
+  'model.num_layers': rules.integer(1, below=rules.MOST_UNITS),
+  'model.width': rules.integer(1, below=rules.MOST_UNITS),
+  'model.num_heads': rules.integer(1, below=rules.MOST_UNITS),
+  'model.ffn_dim': rules.integer(1, below=rules.MOST_UNITS),
+  'model.pooling': rules.one_of(models.POOLINGS),
+  'model.normalizer': rules.one_of(normalizers.NORMALIZERS),
+  'model.num_iters': rules.integer(0, below=rules.MOST_UNITS),
+  'model.norm_position': rules.one_of(('pre', 'post')),
+  'model.skip': rules.boolean,
+  'model.ffn': rules.boolean,
+  'model.talking_heads': rules.boolean,
+  'model.deepnorm': rules.boolean,
+  'model.dropout_rate': rules.number(0, 1),
+  'model.dtype': rules.one_of(('float32', 'bfloat16')),
+  'model.remat': rules.boolean,
+  'optimizer.learning_rate': rules.number(0),
+  'optimizer.schedule': rules.one_of(('constant', 'cosine', 'step')),
+  'optimizer.warmup_steps': rules.integer(0),
+  'optimizer.step_boundaries': rules.steps,
+  'optimizer.step_factor': rules.number(0),
+  'optimizer.b1': rules.number(0, 1),
+  'optimizer.b2': rules.number(0, 1),
+  'optimizer.epsilon': rules.number(0),
+  'optimizer.weight_decay': rules.number(0),
+  'optimizer.clip_norm': rules.number(0),
 }
-# Fields that only some models and data sets have.
-MODEL_RULES: dict[str, dict[str, Rule]] = {
-  'vit': {'model.patch_size': _integer(1, below=_MOST_UNITS)},
-  'text': {'model.positions': _one_of(models.POSITIONS)},
-}
-_TEXT_RULES: dict[str, Rule] = {
-  'data.max_length': _integer(1, below=_MOST_UNITS),
-  'data.bucket_lengths': _lengths,
-  'data.vocab_size': _integer(
-    256, below=_MOST_UNITS
-  ),  # Every byte has a piece.
-  'data.tokenizer': _text,
-}
-DATA_RULES: dict[str, dict[str, Rule]] = {
-  'ag_news': _TEXT_RULES,
-  'cats_vs_dogs': {
-    'data.image_size': _integer(1, below=_MOST_UNITS),
-    'data.augment': _boolean,
-  },
-  'imdb': _TEXT_RULES,
-  'mnist': {},
-}
-
 
 # Fields that came after runs were saved without them, each with the value by
 # which the code does what it did then.
@@ -186,25 +100,22 @@ def check(config: ml_collections.ConfigDict) -> None:
   fields = flatten(config.to_dict())
   for field in ('data.name', 'model.name'):
     _check_field(fields, field, RULES[field])
-  reads = models.MODELS[config.model.name]
-  has = data.DATASETS[config.data.name].KIND
+  model = models.MODELS[config.model.name]
+  dataset = data.DATASETS[config.data.name]
+  reads, has = model.KIND, dataset.KIND
   if reads != has:
     raise errors.ConfigError(
       f'config.model.name={config.model.name!r} is for {reads}s,'
       f' config.data.name={config.data.name!r} has {has}s.'
     )
   names = f'model {config.model.name!r} on {config.data.name!r}'
-  rules = {
-    **RULES,
-    **MODEL_RULES[config.model.name],
-    # A data set of the user's own has no fields but what all have.
-    **DATA_RULES.get(config.data.name, {}),
-  }
-  for field in sorted(fields.keys() - rules.keys()):
+  # A data set of the user's own may have no fields but what all have.
+  known = {**RULES, **model.RULES, **getattr(dataset, 'RULES', {})}
+  for field in sorted(fields.keys() - known.keys()):
     raise errors.ConfigError(
       f'config.{field} is not a field that is known of the {names}.'
     )
-  for field, rule in rules.items():
+  for field, rule in known.items():
     _check_field(fields, field, rule)
   _check_combinations(config)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sinkformer_jax import attention
+from sinkformer_jax import normalizers
 from sinkformer_jax import sinkhorn
 
 CAPTURE, MONITOR = attention.CAPTURE, attention.MONITOR
@@ -122,7 +123,7 @@ class Block(nn.Module):
   num_layers: int
   num_heads: int
   ffn_dim: int
-  normalizer: attention.Normalizer
+  normalizer: normalizers.Normalizer
   norm_position: str = 'pre'
   skip: bool = True
   ffn: bool = True
@@ -211,7 +212,7 @@ class Encoder(nn.Module):
     num_layers: number of blocks.
     num_heads: heads of each attention.
     ffn_dim: width of the FFN's hidden layer.
-    normalizer: of attention, see `attention.Normalizer`.
+    normalizer: of attention, see `normalizers`.
     norm_position: LayerNorm 'pre' (before each sublayer, and one after the
       last block) or 'post' (after each skip connection).
     skip: False trains without the skip connection around attention.
@@ -229,7 +230,7 @@ class Encoder(nn.Module):
   num_layers: int
   num_heads: int
   ffn_dim: int
-  normalizer: attention.Normalizer
+  normalizer: normalizers.Normalizer
   norm_position: str = 'pre'
   skip: bool = True
   ffn: bool = True

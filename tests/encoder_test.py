@@ -10,8 +10,9 @@ import pytest
 
 from sinkformer_jax import attention
 from sinkformer_jax import encoder
+from sinkformer_jax import normalizers
 from sinkformer_jax import sinkhorn
-from tests import sinkhorn_test
+from tests.sinkhorn import sinkhorn_test
 
 LAYERS, HEADS, WIDTH, LENGTH, BATCH = 3, 2, 8, 6, 2
 NUM_ITERS = 4
@@ -20,7 +21,7 @@ NUM_ITERS = 4
 def make(normalizer='sinkhorn', **options):
   defaults = dict(num_layers=LAYERS, num_heads=HEADS, ffn_dim=12)
   return encoder.Encoder(
-    normalizer=attention.NORMALIZERS[normalizer](NUM_ITERS),
+    normalizer=normalizers.NORMALIZERS[normalizer](NUM_ITERS),
     **{**defaults, **options},
   )
 
@@ -496,7 +497,7 @@ def test_remat_keeps_iterations_out_of_the_memory_of_a_layer():
       num_layers,
       HEADS,
       12,
-      attention.NORMALIZERS['sinkhorn'](num_iters),
+      normalizers.NORMALIZERS['sinkhorn'](num_iters),
       remat=True,
     )
     x = jnp.zeros((16, 32, WIDTH))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from analysis import statistics
+from analysis.common import statistics
 from analysis.study import estimate
 from analysis.study import page
 from tests.conftest import ROOT

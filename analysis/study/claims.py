@@ -12,8 +12,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 
-from analysis import statistics
 from analysis import theory
+from analysis.common import statistics
 from analysis.study import decay
 from analysis.study import others
 from analysis.study.evidence import Evidence

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 
-from analysis import curves
-from analysis import statistics
+from analysis.common import curves
+from analysis.common import statistics
 from analysis.study import decay
 from analysis.study import others
 from analysis.study import plan

@@ -9,12 +9,12 @@ import math
 import pathlib
 from typing import Any
 
-from analysis import curves
-from analysis import figures
-from analysis import runs as runs_lib
 from analysis import sequence_length
-from analysis import statistics
-from analysis import tables
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import runs as runs_lib
+from analysis.common import statistics
+from analysis.common import tables
 from analysis.study import claims as claims_lib
 from analysis.study import comparisons
 from analysis.study import decay

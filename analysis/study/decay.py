@@ -3,11 +3,11 @@
 import dataclasses
 import math
 
-from analysis import layer_outputs
 from analysis import mechanism
-from analysis import statistics
 from analysis import theory
-from analysis.statistics import of_pairs
+from analysis.common import naming
+from analysis.common import statistics
+from analysis.common.statistics import of_pairs
 from analysis.study import evidence as evidence_lib
 from analysis.study import measure
 from analysis.study import plan
@@ -24,9 +24,9 @@ FLOOR = -11.0
 # Of tokens: a residual of this share of the whole.
 COLLAPSED = 1e-3
 
-FULL = layer_outputs.ABLATIONS[True, True]
-NO_FFN = layer_outputs.ABLATIONS[True, False]
-NO_SKIP = layer_outputs.ABLATIONS[False, True]
+FULL = naming.ABLATIONS[True, True]
+NO_FFN = naming.ABLATIONS[True, False]
+NO_SKIP = naming.ABLATIONS[False, True]
 HEADS, WITH_SKIP = 'heads only', 'skip a choice'
 # The headline of path products.
 PATHS = {
@@ -56,7 +56,7 @@ class Choice:
     output: quantity of layer outputs.
     switches: which parts of the model outputs are of, an ablation.
     at: the step.
-    stack: of the Sinkhorn runs, one of `iterations.name`; '' for their own.
+    stack: of the Sinkhorn runs, one of `naming.iterations`; '' for their own.
   """
 
   title: str = 'as fixed'

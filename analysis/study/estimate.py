@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 
-from analysis import cost_model
-from analysis import machine
+from analysis.common import machine
+from analysis.cost import model as cost_model
 from analysis.study import plan
 from sinkformer_jax import data
 from sinkformer_jax import errors

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 import math
 
-from analysis import tables
+from analysis.common import tables
 from analysis.study import measure
 from analysis.study import plan
 

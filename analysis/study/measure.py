@@ -21,9 +21,9 @@ import pathlib
 import statistics
 from typing import Any
 
-from analysis import command
-from analysis import machine
-from analysis import tables
+from analysis.common import command
+from analysis.common import machine
+from analysis.common import tables
 from analysis.study import plan
 from sinkformer_jax import data
 from sinkformer_jax.training import metrics
@@ -294,7 +294,7 @@ def _identity(workdir):
 @functools.lru_cache(maxsize=2)
 def _load(workdirs, step, data_dir):
   """Opened once for analyses that follow each other."""
-  from analysis import runs
+  from analysis.common import runs
 
   return runs.load(workdirs, step, data_dir)
 

@@ -4,14 +4,15 @@ import math
 
 import numpy as np
 
-from analysis import curves
 from analysis import iterations
 from analysis import lipschitz as lipschitz_lib
 from analysis import matched_control
-from analysis import statistics
 from analysis import step_time
 from analysis import theory
-from analysis.statistics import of_pairs
+from analysis.common import curves
+from analysis.common import naming
+from analysis.common import statistics
+from analysis.common.statistics import of_pairs
 from analysis.study import decay
 from analysis.study import evidence as evidence_lib
 from analysis.study import measure
@@ -123,7 +124,7 @@ def iterations_suffice(evidence: Evidence) -> Tests:
         **decay.PATHS
         | {
           'analysis': 'iterations',
-          'stack': iterations.name(count),
+          'stack': naming.iterations(count),
           'depth': depth,
         },
       )
@@ -148,7 +149,7 @@ def iterations_details(evidence: Evidence) -> list[str]:
   )
   texts = []
   for count in iterations.COUNTS:
-    own = curves.select(errors, stack=iterations.name(count))
+    own = curves.select(errors, stack=naming.iterations(count))
     if own:
       largest = max(x['largest'] for x in own)
       worst = max(x['mean'] for x in own)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 
-from analysis import markup
-from analysis import statistics
+from analysis.common import markup
+from analysis.common import statistics
 from analysis.study import decay
 from analysis.study import evidence
 from sinkformer_jax.training import workdir as workdir_lib

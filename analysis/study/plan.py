@@ -14,7 +14,7 @@ from typing import Any
 
 import ml_collections
 
-from analysis import runs as runs_lib
+from analysis.common import runs as runs_lib
 from sinkformer_jax import configuration
 from sinkformer_jax import errors
 from sinkformer_jax.training import workdir as workdir_lib

@@ -1,4 +1,4 @@
-"""The figures of a study, from its evidence alone. See also `analysis.curves`.
+"""The figures of a study, from its evidence alone; see `common.curves`.
 
 Each can be read in grey: curves differ in marker and line style.
 """
@@ -11,12 +11,11 @@ import textwrap
 
 import numpy as np
 
-from analysis import curves
-from analysis import figures
 from analysis import iterations
-from analysis import layer_outputs
-from analysis import statistics
-from analysis import tables
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import statistics
+from analysis.common import tables
 from analysis.study import decay
 from analysis.study import evidence as evidence_lib
 from analysis.study import measure
@@ -251,9 +250,7 @@ def _outputs(evidence):
 def _draw_outputs(fig, rows):
   panels = fig.subplots(2, 2, sharex=True)
   names = curves.groups(rows)
-  for ax, ablation in zip(
-    panels.flat, layer_outputs.ABLATIONS.values(), strict=True
-  ):
+  for ax, ablation in zip(panels.flat, naming.ABLATIONS.values(), strict=True):
     curves.draw_group_curves(ax, curves.select(rows, ablation=ablation), names)
     ax.set_title(ablation)
   for ax in panels[:, 0]:

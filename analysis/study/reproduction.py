@@ -6,8 +6,8 @@ import importlib
 import pathlib
 import sys
 
-from analysis import command
-from analysis import tables
+from analysis.common import command
+from analysis.common import tables
 from analysis.study import claims
 from analysis.study import content as content_lib
 from analysis.study import estimate

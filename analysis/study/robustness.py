@@ -10,7 +10,8 @@ import dataclasses
 import math
 
 from analysis import iterations
-from analysis import statistics
+from analysis.common import naming
+from analysis.common import statistics
 from analysis.study import claims as claims_lib
 from analysis.study import decay
 from analysis.study.evidence import Evidence
@@ -101,7 +102,7 @@ def choices() -> list[tuple[str, decay.Choice]]:
   add('bc', 'hidden states instead of attention results', output='hidden')
   add('abc', 'initial weights (step 0)', at=0)
   for num_iters, closed in iterations.READ:
-    stack = iterations.name(num_iters, closed)
+    stack = naming.iterations(num_iters, closed)
     if (num_iters, closed) != (50, True):
       add('abc', f'Sinkhorn read with {stack}', stack=stack)
   return found
@@ -240,7 +241,7 @@ def _most_pairs(found):
 
 def _open_rows(found):
   """What ending on a column update would have shown."""
-  open_rows = f'Sinkhorn read with {iterations.name(50, closed=False)}'
+  open_rows = f'Sinkhorn read with {naming.iterations(50, closed=False)}'
   at = {
     (x.choice, x.judged.test.depth): x.judged
     for x in found

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import subprocess
 import sys
 
-from analysis import machine
+from analysis.common import machine
 from analysis.study import estimate
 from analysis.study import plan
 from launch import cli

@@ -1,11 +1,10 @@
 """Data sets: `load(config.data)` gives a `Dataset` of arrays in memory."""
 
+import importlib
+import pkgutil
+
 import ml_collections
 
-from sinkformer_jax.data import ag_news
-from sinkformer_jax.data import cats_vs_dogs
-from sinkformer_jax.data import imdb
-from sinkformer_jax.data import mnist
 from sinkformer_jax.data.batching import eval_batches
 from sinkformer_jax.data.batching import model_inputs
 from sinkformer_jax.data.batching import steps_per_epoch
@@ -24,14 +23,19 @@ __all__ = [
   'train_batch',
 ]
 
-# What the names in a config mean: modules with `load`, `SOURCES`, `KIND`
-# ('image' or 'text') and `input_shape`.
-DATASETS = {
-  'ag_news': ag_news,
-  'cats_vs_dogs': cats_vs_dogs,
-  'imdb': imdb,
-  'mnist': mnist,
-}
+
+def _datasets():
+  modules = {
+    x.name: importlib.import_module(f'{__name__}.{x.name}')
+    for x in pkgutil.iter_modules(__path__)
+  }
+  return {k: v for k, v in modules.items() if hasattr(v, 'KIND')}
+
+
+# What the names in a config mean: the modules of this package that have a
+# `KIND` ('image' or 'text'). Such a module has `load`, `SOURCES`, `input_shape`
+# and `RULES` (of its own config fields) too.
+DATASETS = _datasets()
 
 
 def load(config: ml_collections.ConfigDict) -> Dataset:

@@ -19,6 +19,7 @@ from sinkformer_jax.data import text
 from sinkformer_jax.data import tfds_reader
 
 KIND = 'text'
+RULES = text.RULES
 TITLE = 'AG News'
 SOURCES = ('files', 'tfds')
 CLASSES = ('World', 'Sports', 'Business', 'Sci/Tech')

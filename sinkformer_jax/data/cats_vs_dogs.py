@@ -14,12 +14,17 @@ import zipfile
 import ml_collections
 
 from sinkformer_jax import errors
+from sinkformer_jax import rules
 from sinkformer_jax.data import dataset as dataset_lib
 from sinkformer_jax.data import images
 from sinkformer_jax.data import sources
 from sinkformer_jax.data import tfds_reader
 
 KIND = 'image'
+RULES = {
+  'data.image_size': rules.integer(1, below=rules.MOST_UNITS),
+  'data.augment': rules.boolean,
+}
 SOURCES = ('files', 'tfds')
 CLASSES = ('cat', 'dog')
 TFDS_NAME = 'cats_vs_dogs'

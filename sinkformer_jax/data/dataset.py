@@ -28,6 +28,7 @@ class DatasetInfo:
       ``notice`` (to be shown with every result, or ''). Of texts also
       ``tokenizer``, of images ``unreadable``; see `text` and `images`.
     vocab_size: number of different tokens of a text; None for images.
+    task: what is predicted, a name in `tasks.TASKS`.
   """
 
   name: str
@@ -36,6 +37,7 @@ class DatasetInfo:
   splits: Mapping[str, int]
   provenance: Mapping[str, Any]
   vocab_size: int | None = None
+  task: str = 'classification'
 
   def example(self) -> np.ndarray:
     """A batch of one example, all zeros, to make a model's parameters with."""

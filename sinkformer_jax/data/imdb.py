@@ -17,6 +17,7 @@ from sinkformer_jax.data import text
 from sinkformer_jax.data import tfds_reader
 
 KIND = 'text'
+RULES = text.RULES
 TITLE = 'IMDb'
 SOURCES = ('files', 'tfds')
 CLASSES = ('neg', 'pos')

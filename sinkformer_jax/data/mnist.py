@@ -17,6 +17,7 @@ from sinkformer_jax.data import tfds_reader
 logger = logging.getLogger(__name__)
 
 KIND = 'image'
+RULES = {}
 INPUT_SHAPE = (28, 28, 1)
 TFDS_NAME = 'mnist'
 # SHA-256 of each official file, uncompressed.

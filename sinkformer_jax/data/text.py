@@ -11,10 +11,20 @@ import numpy as np
 
 from sinkformer_jax import errors
 from sinkformer_jax import paths
+from sinkformer_jax import rules
 from sinkformer_jax.data import dataset as dataset_lib
 from sinkformer_jax.data import tokenizer as tokenizer_lib
 
 logger = logging.getLogger(__name__)
+
+# Fields of a config that only some data sets have.
+RULES = {
+  'data.max_length': rules.integer(1, below=rules.MOST_UNITS),
+  'data.bucket_lengths': rules.lengths,
+  # Every byte has a piece.
+  'data.vocab_size': rules.integer(256, below=rules.MOST_UNITS),
+  'data.tokenizer': rules.text,
+}
 
 
 def examples(

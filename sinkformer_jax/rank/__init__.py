@@ -8,11 +8,11 @@ from sinkformer_jax.rank import lipschitz
 from sinkformer_jax.rank import mechanism
 from sinkformer_jax.rank import random_control
 from sinkformer_jax.rank import theory
-from sinkformer_jax.rank.capture import Capture
-from sinkformer_jax.rank.capture import capture
-from sinkformer_jax.rank.capture import capture_chunks
-from sinkformer_jax.rank.capture import load_capture
-from sinkformer_jax.rank.capture import untrained_run
+from sinkformer_jax.rank.captures import Capture
+from sinkformer_jax.rank.captures import capture
+from sinkformer_jax.rank.captures import capture_chunks
+from sinkformer_jax.rank.captures import load_capture
+from sinkformer_jax.rank.captures import untrained_run
 from sinkformer_jax.rank.paths import ABSENT
 from sinkformer_jax.rank.paths import column_spread
 from sinkformer_jax.rank.paths import exact_rms

@@ -15,6 +15,7 @@ import numpy as np
 
 from sinkformer_jax import attention
 from sinkformer_jax import encoder
+from sinkformer_jax import normalizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ def attention_lipschitz(
   params: Mapping,
   x: np.ndarray,
   num_heads: int,
-  normalizer: attention.Normalizer,
+  normalizer: normalizers.Normalizer,
   mask: np.ndarray | None = None,
   norm_params: Mapping | None = None,
   tolerance: float = 1e-4,
@@ -53,7 +54,7 @@ def attention_lipschitz(
     params: of `attention.MultiHeadAttention`, of one layer.
     x: ``[batch, n, width]``, such as the captured inputs of the layer.
     num_heads: number of heads.
-    normalizer: see `attention.Normalizer`. It needs derivatives in forward
+    normalizer: see `normalizers`. It needs derivatives in forward
       mode: for Sinkhorn use `sinkhorn.sinkhorn_reference`. Compiled once for
       each such object: keep it.
     mask: ``[batch, n]``, True for valid tokens; only these are changed, and

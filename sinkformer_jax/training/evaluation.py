@@ -26,7 +26,7 @@ def evaluate(
   mesh: jax.sharding.Mesh,
   should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any] | None:
-  """Loss, accuracy and marginal errors of a split.
+  """Mean scores and marginal errors of a split.
 
   Args:
     eval_step: see `steps.make_eval_step`.
@@ -38,14 +38,15 @@ def evaluate(
     should_stop: asked before each batch.
 
   Returns:
-    ``loss``, ``accuracy``, ``count``, and the largest ``row_error`` and
+    The mean of each score of the task, such as ``loss`` and ``accuracy``,
+    ``count``, and the largest ``row_error`` and
     ``column_error`` of the attention weights used, over the split; their lists
     ``..._by_layer`` too. None if stopped: a part of a split is no result.
 
   Raises:
     errors.RunError: if a loss is not finite.
   """
-  losses, correct, by_layer = [], [], []
+  scores, by_layer = {}, []
   # A batch larger than the split would be filled up for nothing.
   largest = -(-dataset.info.splits[split] // mesh.size) * mesh.size
   batch_size = min(batch_size, largest)
@@ -55,13 +56,14 @@ def evaluate(
       return None
     batch = sharding.put_batch(mesh, batch_size, batch)
     result = jax.device_get(eval_step(params, batch))
-    mask = result['_mask']
-    losses.append(result['loss'][mask])
-    correct.append(result['correct'][mask])
-    by_layer.append((result['row_error'], result['column_error']))
+    mask = result.pop('_mask')
+    by_layer.append([result.pop(x) for x in ('row_error', 'column_error')])
+    del result['hidden_rms']
+    for name, values in result.items():
+      scores.setdefault(name, []).append(values[mask])
   # Summed in float64, so that batches of any size give the same mean.
-  losses = np.concatenate(losses).astype(np.float64)
-  correct = np.concatenate(correct).astype(np.float64)
+  scores = {k: np.concatenate(v).astype(np.float64) for k, v in scores.items()}
+  losses = scores['loss']
   if not np.isfinite(losses).all():
     raise errors.RunError(
       f'the loss of {(~np.isfinite(losses)).sum()} of {len(losses)} {split}'
@@ -69,8 +71,7 @@ def evaluate(
     )
   row_error, column_error = np.max(by_layer, axis=0)
   return {
-    'loss': float(losses.mean()),
-    'accuracy': float(correct.mean()),
+    **{name: float(values.mean()) for name, values in scores.items()},
     'count': len(losses),
     **marginals(row_error, column_error),
   }

@@ -19,6 +19,7 @@ from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
 from sinkformer_jax import paths
+from sinkformer_jax import tasks
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
 from sinkformer_jax.training import hosts
@@ -135,13 +136,15 @@ class Training:
       out_shardings=sharding.replicated(self.mesh),
     )
     _check_memory(jax.eval_shape(self.create_state, self.seed))
+    task = tasks.TASKS[self.dataset.info.task]
     self.train_step = steps.make_train_step(
       self.model,
       tx,
       optimizer.create_schedule(config.optimizer, config.total_steps),
       self.mesh,
+      task,
     )
-    self.eval_step = steps.make_eval_step(self.model, self.mesh)
+    self.eval_step = steps.make_eval_step(self.model, self.mesh, task)
 
   def run(self) -> Generator[tuple, tuple | None, dict[str, Any] | None]:
     """Trains from scratch or from the newest checkpoint, then evaluates.

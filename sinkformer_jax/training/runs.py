@@ -9,11 +9,12 @@ import flax.linen as nn
 import jax
 import ml_collections
 
-from sinkformer_jax import attention
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
+from sinkformer_jax import normalizers
 from sinkformer_jax import paths
+from sinkformer_jax import tasks
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
 from sinkformer_jax.training import hosts
@@ -47,7 +48,7 @@ class Run:
 def load_run(
   workdir: str | os.PathLike,
   step: int | None = None,
-  normalizer: attention.Normalizer | None = None,
+  normalizer: normalizers.Normalizer | None = None,
 ) -> Run:
   """Opens a run, finished or not, trained on any number of devices.
 
@@ -125,7 +126,7 @@ def evaluate_run(
   sharding.check_batch_size(mesh, 'batch_size', batch_size)
   with hosts.lost_peers_are_named():
     result = evaluation.evaluate(
-      steps.make_eval_step(run.model, mesh),
+      steps.make_eval_step(run.model, mesh, tasks.TASKS[run.info.task]),
       run.params,
       dataset,
       split,

@@ -10,8 +10,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from sinkformer_jax import attention
 from sinkformer_jax import errors
+from sinkformer_jax import normalizers
 
 _BATCH = jax.sharding.PartitionSpec('data')
 
@@ -86,8 +86,8 @@ def on_each_device(model: nn.Module, mesh: jax.sharding.Mesh) -> nn.Module:
 
 
 def normalizer_on_each_device(
-  normalizer: attention.Normalizer, mesh: jax.sharding.Mesh
-) -> attention.Normalizer:
+  normalizer: normalizers.Normalizer, mesh: jax.sharding.Mesh
+) -> normalizers.Normalizer:
   """A normalizer that each device runs for the part of the batch it holds.
 
   Left to itself, XLA cannot split a kernel's matrices between devices, and

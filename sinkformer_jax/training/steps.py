@@ -11,6 +11,7 @@ import optax
 
 from sinkformer_jax import attention
 from sinkformer_jax import data
+from sinkformer_jax import tasks
 from sinkformer_jax.training import sharding
 
 Metrics = dict[str, jax.Array]
@@ -47,6 +48,7 @@ def make_train_step(
   tx: optax.GradientTransformation,
   schedule: optax.Schedule,
   mesh: jax.sharding.Mesh,
+  task: tasks.Task = tasks.classification,
 ) -> Callable[[TrainState, dict, jax.Array], tuple[TrainState, Metrics]]:
   """Builds the jitted training step, which donates the state it is given.
 
@@ -55,6 +57,7 @@ def make_train_step(
     tx: the optimizer.
     schedule: learning rate, for the metrics.
     mesh: devices.
+    task: gives the loss and other scores.
 
   Returns:
     ``(state, batch, seed) -> (state, metrics)``. The seed is that of dropout;
@@ -70,7 +73,7 @@ def make_train_step(
     inputs, mask = data.model_inputs(batch)
 
     def loss_fn(params):
-      logits, sown = model.apply(
+      outputs, sown = model.apply(
         {'params': params},
         inputs,
         mask=mask,
@@ -78,21 +81,19 @@ def make_train_step(
         rngs=rngs,
         mutable=[attention.MONITOR],
       )
-      loss, correct = _score(logits, batch['label'])
-      return loss.mean(), (correct.mean(), monitored(sown))
+      scores = {k: v.mean() for k, v in task(outputs, batch).items()}
+      return scores['loss'], {**scores, **monitored(sown)}
 
-    (loss, (accuracy, by_layer)), gradient = jax.value_and_grad(
-      loss_fn, has_aux=True
-    )(state.params)
+    (_, scores), gradient = jax.value_and_grad(loss_fn, has_aux=True)(
+      state.params
+    )
     updates, opt_state = tx.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {
-      'loss': loss,
-      'accuracy': accuracy,
+      **scores,
       'learning_rate': schedule(state.step),
       'gradient_norm': optax.tree.norm(gradient),
       'parameter_norm': optax.tree.norm(params),
-      **by_layer,
     }
     return TrainState(state.step + 1, params, opt_state), metrics
 
@@ -102,12 +103,14 @@ def make_train_step(
 
 
 def make_eval_step(
-  model: nn.Module, mesh: jax.sharding.Mesh
+  model: nn.Module,
+  mesh: jax.sharding.Mesh,
+  task: tasks.Task = tasks.classification,
 ) -> Callable[[Any, dict], Metrics]:
   """Builds the jitted evaluation step.
 
   Returns:
-    ``(params, batch) -> metrics``: for each example ``loss``, ``correct`` and
+    ``(params, batch) -> metrics``: for each example the scores of the task and
     the batch's ``_mask``, for each layer ``row_error``, ``column_error`` and
     ``hidden_rms``.
   """
@@ -115,20 +118,14 @@ def make_eval_step(
 
   def eval_step(params, batch):
     inputs, mask = data.model_inputs(batch)
-    logits, sown = model.apply(
+    outputs, sown = model.apply(
       {'params': params}, inputs, mask=mask, mutable=[attention.MONITOR]
     )
-    loss, correct = _score(logits, batch['label'])
     # The mask goes along: each process has that of its own rows alone.
-    scores = {'loss': loss, 'correct': correct, '_mask': batch['_mask']}
+    scores = {**task(outputs, batch), '_mask': batch['_mask']}
     return {**scores, **monitored(sown)}
 
   return jax.jit(eval_step, out_shardings=sharding.replicated(mesh))
-
-
-def _score(logits, labels):
-  loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-  return loss, (logits.argmax(-1) == labels).astype(jnp.float32)
 
 
 def monitored(sown) -> Metrics:

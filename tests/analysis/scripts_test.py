@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from analysis import command
 from analysis import mechanism
 from analysis import report
-from analysis import runs as runs_lib
 from analysis import step_time
+from analysis.common import command
+from analysis.common import runs as runs_lib
 from sinkformer_jax import encoder
 from sinkformer_jax import errors
 from sinkformer_jax import rank

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analysis import command
 from analysis import report
-from analysis import runs as runs_lib
+from analysis.common import command
+from analysis.common import runs as runs_lib
 from configs import ag_news_sinkhorn
 from sinkformer_jax import data
 from sinkformer_jax import errors

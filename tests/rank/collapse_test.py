@@ -8,8 +8,9 @@ import pytest
 
 from sinkformer_jax import attention
 from sinkformer_jax import encoder
+from sinkformer_jax import normalizers
 from sinkformer_jax.rank import collapse
-from tests import sinkhorn_test
+from tests.sinkhorn import sinkhorn_test
 
 WIDTH, LENGTH, HEADS = 4, 5, 2
 
@@ -245,7 +246,7 @@ def test_encoder(norm_position, num_iters, talking_heads, ffn, deepnorm):
       num_layers=layers,
       num_heads=heads,
       ffn_dim=2 * width,
-      normalizer=attention.NORMALIZERS[normalizer](num_iters),
+      normalizer=normalizers.NORMALIZERS[normalizer](num_iters),
       norm_position=norm_position,
       talking_heads=talking_heads,
       deepnorm=deepnorm,

@@ -7,6 +7,7 @@ import pytest
 
 from sinkformer_jax import attention
 from sinkformer_jax import encoder
+from sinkformer_jax import normalizers
 from sinkformer_jax import sinkhorn
 from sinkformer_jax.rank import lipschitz
 from tests.rank import collapse_test
@@ -22,7 +23,7 @@ NORMALIZERS = {
   # What is measured, in forward mode, and what the dense Jacobian is made from,
   # in reverse mode.
   'softmax': (sinkhorn.softmax, sinkhorn.softmax),
-  'sinkhorn': (sinkhorn_12, attention.NORMALIZERS['sinkhorn'](12)),
+  'sinkhorn': (sinkhorn_12, normalizers.NORMALIZERS['sinkhorn'](12)),
 }
 
 

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from sinkformer_jax import attention as attention_lib
+from sinkformer_jax import attention
 from sinkformer_jax import encoder
 from sinkformer_jax import errors
+from sinkformer_jax import normalizers
 from sinkformer_jax import rank
 from sinkformer_jax.rank import mechanism
 
@@ -77,14 +78,14 @@ def test_own_normalizer_reproduces_a_capture(num_iters):
     num_layers=2,
     num_heads=2,
     ffn_dim=8,
-    normalizer=attention_lib.NORMALIZERS['sinkhorn'](num_iters),
+    normalizer=normalizers.NORMALIZERS['sinkhorn'](num_iters),
     dtype=np.float64,
   )
   with jax.enable_x64(True):
     x = np.random.default_rng(0).standard_normal((3, N, 8))
     params = jax.jit(model.init)(jax.random.key(0), x)
-    _, sown = model.apply(params, x, padding(), mutable=[attention_lib.CAPTURE])
-  found = sown[attention_lib.CAPTURE]['blocks']['attention']
+    _, sown = model.apply(params, x, padding(), mutable=[attention.CAPTURE])
+  found = sown[attention.CAPTURE]['blocks']['attention']
   np.testing.assert_allclose(
     mechanism.normalize(np.asarray(found['logits']), num_iters, padding()),
     found['attention'],

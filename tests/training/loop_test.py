@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from sinkformer_jax import attention
 from sinkformer_jax import data
 from sinkformer_jax import errors
+from sinkformer_jax import normalizers
 from sinkformer_jax import training
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
@@ -440,7 +440,7 @@ def test_own_normalizer_can_be_trained(config, workdir, monkeypatch):
     return jax.numpy.ones_like(logits) / logits.shape[-1]
 
   monkeypatch.setitem(
-    attention.NORMALIZERS, 'uniform', lambda num_iters: uniform
+    normalizers.NORMALIZERS, 'uniform', lambda num_iters: uniform
   )
   config.model.normalizer = 'uniform'
   config.total_steps = 5

@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sinkformer_jax import attention
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
-from sinkformer_jax import sinkhorn_pallas
+from sinkformer_jax import normalizers
 from sinkformer_jax import training
+from sinkformer_jax.sinkhorn import pallas
 from sinkformer_jax.training import sharding
-from tests import sinkhorn_pallas_test
-from tests import sinkhorn_test
 from tests.conftest import ROOT
+from tests.sinkhorn import pallas_test
+from tests.sinkhorn import sinkhorn_test
 
 COLLECTIVES = (
   'all-gather',
@@ -156,7 +156,7 @@ def collectives(compiled):
 
 def kernel(logits, mask=None):
   rows, columns = (None if mask is None else mask.any(x) for x in (-1, -2))
-  return sinkhorn_pallas.sinkhorn(logits, 5, rows, columns, interpret=True)
+  return pallas.sinkhorn(logits, 5, rows, columns, interpret=True)
 
 
 @eight_devices
@@ -173,7 +173,7 @@ def test_kernel_on_eight_devices():
     return weights, vjp(cotangent)[0]
 
   expected = compute(
-    attention.NORMALIZERS['sinkhorn'](5), logits, pairs, cotangent
+    normalizers.NORMALIZERS['sinkhorn'](5), logits, pairs, cotangent
   )
   arrays = jax.device_put(
     (logits, pairs, cotangent), sharding.split_batch(mesh)
@@ -198,7 +198,7 @@ def test_model_with_kernel_on_eight_devices(config, masked):
   images = sinkhorn_test.normal((16, 28, 28, 1))
   mask = np.random.default_rng(0).random((16, 16)) < 0.7 if masked else None
   model = models.create_model(
-    config.model, info, attention.NORMALIZERS['sinkhorn'](5)
+    config.model, info, normalizers.NORMALIZERS['sinkhorn'](5)
   )
   params = model.init(jax.random.key(0), images[:1])
 
@@ -235,18 +235,18 @@ def test_loops_of_eight_devices_end_each_on_its_own():
     grad = jax.grad(lambda x: (normalizer(x) ** 2).sum())
     return jax.jit(grad).lower(logits).compile()
 
-  normalizer = attention.NORMALIZERS['sinkhorn'](50)
+  normalizer = normalizers.NORMALIZERS['sinkhorn'](50)
   assert ('all-reduce', 'pred[]') in collectives(compiled(normalizer))
   normalizer = sharding.normalizer_on_each_device(normalizer, mesh)
   assert collectives(compiled(normalizer)) == []
 
 
-@pytest.mark.parametrize('platform', sinkhorn_pallas_test.KERNEL_NAMES)
+@pytest.mark.parametrize('platform', pallas_test.KERNEL_NAMES)
 def test_accelerators_get_a_kernel_each(platform, monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   monkeypatch.setattr(jax, 'device_count', lambda: 8)
   normalizer = sharding.normalizer_on_each_device(
-    attention.NORMALIZERS['sinkhorn'](5),
+    normalizers.NORMALIZERS['sinkhorn'](5),
     jax.sharding.AbstractMesh((8,), ('data',)),
   )
   mask = jax.ShapeDtypeStruct((64, 1, 16, 16), bool)
@@ -258,7 +258,7 @@ def test_accelerators_get_a_kernel_each(platform, monkeypatch):
     .lower(lowering_platforms=(platform,))
     .as_text()
   )
-  name = sinkhorn_pallas_test.KERNEL_NAMES[platform]
+  name = pallas_test.KERNEL_NAMES[platform]
   kernels = [x for x in text.splitlines() if name in x]
   assert len(kernels) == 2
   # 64 examples of 4 heads, between 8 devices.

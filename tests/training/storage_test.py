@@ -230,7 +230,7 @@ def test_complete_leaves_whole_configs_alone(config):
 
 
 def test_an_older_run_says_so_in_the_analysis(grown, workdir):
-  from analysis import runs
+  from analysis.common import runs
 
   (subject,) = runs.load([workdir])
   assert any('model.remat' in x for x in subject.notes())

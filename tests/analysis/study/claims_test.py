@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from analysis import statistics
+from analysis.common import statistics
 from analysis.study import claims
 from analysis.study import decay
 from analysis.study import evidence

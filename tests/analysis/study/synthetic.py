@@ -8,6 +8,7 @@ from analysis import matched_control
 from analysis import mechanism
 from analysis import step_time
 from analysis import theory
+from analysis.common import naming
 from analysis.study import evidence
 from analysis.study import measure
 from sinkformer_jax import rank
@@ -107,7 +108,7 @@ class Tables:
                     at=at,
                     **common,
                   )
-          for ablation in layer_outputs.ABLATIONS.values():
+          for ablation in naming.ABLATIONS.values():
             for quantity in layer_outputs.QUANTITIES:
               for at in (measure.LAST, 0):
                 yield make(
@@ -127,7 +128,7 @@ class Tables:
                   gap - (0.4 * depth if stack[1] else 1),
                   quantity='path, first layers',
                   ablation=ablation,
-                  stack=iterations.name(*stack),
+                  stack=naming.iterations(*stack),
                   row_error_of_stack=0.1,
                   **common,
                 )
@@ -158,7 +159,7 @@ class Tables:
           1 / count,
           quantity='column error',
           ablation='skip on, FFN on',
-          stack=iterations.name(count),
+          stack=naming.iterations(count),
           depth=depth,
         )
       for quantity in ('attention', 'attention after LayerNorm'):

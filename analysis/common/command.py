@@ -1,0 +1,319 @@
+"""What the analysis scripts share: flags, progress, and what is written.
+
+A script has a module with
+
+  measure(subjects, options, progress) -> tables.Result
+  plots(summary) -> [curves.Plot]
+  headlines(summary) -> [str]
+
+Figures are made from the summary alone. Nothing here imports JAX before the
+flags have been read: `--help` and wrong flags need not wait for it.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+from absl import flags
+
+from analysis.common import curves
+from analysis.common import figures
+from analysis.common import tables
+
+# Progress is told this often, in seconds.
+_INTERVAL = 5
+
+
+def define_output(flag_values: flags.FlagValues) -> None:
+  """Defines the flags of all scripts."""
+  flags.DEFINE_string(
+    'output',
+    None,
+    'Directory for tables and figures; new or empty.',
+    flag_values=flag_values,
+  )
+  flags.mark_flag_as_required('output', flag_values)
+  flags.DEFINE_integer(
+    'seed',
+    0,
+    'Of the choice of examples, paths and random matrices.',
+    lower_bound=0,
+    flag_values=flag_values,
+  )
+
+
+def define_runs(
+  flag_values: flags.FlagValues,
+  num_examples: int | None = 64,
+  required: bool = True,
+) -> None:
+  """Defines the flags of scripts that read runs.
+
+  Args:
+    flag_values: where to define them.
+    num_examples: the default; None for scripts that choose no number.
+    required: whether a run has to be given.
+  """
+  flags.DEFINE_multi_string(
+    'workdir',
+    None,
+    'Run directory; repeat it for several. Runs of softmax and Sinkhorn with'
+    ' one seed are a pair.',
+    flag_values=flag_values,
+  )
+  if required:
+    flags.mark_flag_as_required('workdir', flag_values)
+  flags.DEFINE_integer(
+    'step',
+    None,
+    'Checkpoint; the newest if not given.',
+    lower_bound=0,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_boolean(
+    'allow_different',
+    False,
+    'Show runs on other data or of another architecture side by side.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_string(
+    'data_dir',
+    '',
+    "Directory of data sets; the runs' own if not given.",
+    flag_values=flag_values,
+  )
+  if num_examples is not None:
+    flags.DEFINE_integer(
+      'num_examples',
+      num_examples,
+      'Test examples.',
+      lower_bound=1,
+      flag_values=flag_values,
+    )
+
+
+def define_paths(flag_values: flags.FlagValues) -> None:
+  """Defines the flags of scripts that sample paths."""
+  flags.DEFINE_integer(
+    'num_paths',
+    100,
+    'Paths of each depth, for each example.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_boolean(
+    'skip',
+    False,
+    'Make the skip connection one more choice in each layer of a path.',
+    flag_values=flag_values,
+  )
+
+
+def define_control(flag_values: flags.FlagValues) -> None:
+  """Defines the flags of the control of random matrices."""
+  flags.DEFINE_list(
+    'scales',
+    ['0.5', '1', '2', '3', '5'],
+    'Standard deviations of the Gaussian logits.',
+    flag_values=flag_values,
+  )
+  for name, default, least, words in (
+    ('num_draws', 100, 1, 'Random matrices for each factor.'),
+    ('num_tokens', 50, 2, 'Rows and columns of a random matrix.'),
+    ('num_layers', 24, 1, 'Largest number of random factors.'),
+    ('num_iters', 50, 1, 'Sinkhorn iterations of random matrices.'),
+  ):
+    flags.DEFINE_integer(
+      name, default, words, lower_bound=least, flag_values=flag_values
+    )
+
+  @flags.validator('scales', flag_values=flag_values)
+  def _check_scales(scales):
+    wrong = [x for x in scales if not _is_positive(x)]
+    if wrong or not scales or len(set(scales)) < len(scales):
+      raise flags.ValidationError(
+        f'got {",".join(scales)}; must be positive numbers, each once.'
+      )
+    return True
+
+
+def _is_positive(text):
+  try:
+    return 0 < float(text) < float('inf')
+  except ValueError:
+    return False
+
+
+class Progress:
+  """Lines on standard error: what is done, and how long the part will take."""
+
+  def __init__(self):
+    self._began = time.monotonic()
+    self.part('')
+
+  def part(self, text: str) -> None:
+    """Begins a part."""
+    self._text, self._start = text, time.monotonic()
+    self._told = self._start
+    if text:
+      self._print(text)
+
+  def __call__(self, done: int, total: int, unit: str = 'examples') -> None:
+    """Says that `done` of `total` are done, if it is time to say something."""
+    now = time.monotonic()
+    if now - self._told < _INTERVAL or not done:
+      return
+    self._told = now
+    left = (now - self._start) / done * (total - done)
+    self._print(f'{self._text}: {done} of {total} {unit}, {_clock(left)} left')
+
+  def _print(self, text):
+    passed = _clock(time.monotonic() - self._began)
+    print(f'[{passed}] {text}', file=sys.stderr, flush=True)
+
+
+def _clock(seconds):
+  minutes, seconds = divmod(round(seconds), 60)
+  return f'{minutes}:{seconds:02d}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+  """An analysis that has been written.
+
+  Attributes:
+    name: of its module.
+    summary: its summary table.
+    plots: its figures, saved as ``name.png`` and ``name.svg``.
+    headlines: lines of text.
+    notes: what a reader has to know.
+  """
+
+  name: str
+  summary: list[tables.Row]
+  plots: list[curves.Plot]
+  headlines: list[str]
+  notes: list[str]
+
+
+def main(name: str, flag_values: flags.FlagValues) -> None:
+  """Runs one analysis as its flags say, writes and prints.
+
+  Raises:
+    errors.UserError: for runs or a directory that cannot be used.
+  """
+  options = flag_values.flag_values_dict()
+  output = output_directory(options['output'])
+  subjects = load_subjects(options)
+  finished = analyse(name, subjects, options, output, Progress())
+  for line in finished.headlines:
+    print(line)
+  for note in notes(subjects, [finished]):
+    print(f'NOTE: {note}')
+  print(f'Tables and figures: {output}')
+
+
+def load_subjects(options: dict[str, Any]) -> list:
+  """The runs that the flags name."""
+  if not options.get('workdir'):
+    return []
+  from analysis.common import runs
+
+  return runs.load(
+    options['workdir'],
+    options['step'],
+    options.get('data_dir', ''),
+    options['allow_different'],
+  )
+
+
+def analyse(
+  name: str,
+  subjects: Sequence,
+  options: dict[str, Any],
+  output: pathlib.Path,
+  progress: Progress,
+) -> Finished:
+  """Measures, and writes tables and figures of one analysis."""
+  module = importlib.import_module(f'analysis.{name}')
+  result = module.measure(subjects, options, progress)
+  tables.write(output / name, result.summary)
+  for part, columns in result.raw.items():
+    tables.write_raw(output / part, columns)
+  pairs = tables.differences(result.summary)
+  if pairs:
+    tables.write(output / f'{name}_differences', pairs)
+  plots = module.plots(result.summary)
+  for plot in plots:
+    figures.save(output / plot.name, plot.draw, plot.size)
+  captions = {x.name: x.caption for x in plots}
+  text = json.dumps(captions, indent=1, ensure_ascii=False) + '\n'
+  (output / f'{name}_captions.json').write_text(text, 'utf-8')
+  headlines = module.headlines(result.summary)
+  return Finished(name, result.summary, plots, headlines, result.notes)
+
+
+def notes(subjects: Sequence, finished: Sequence[Finished]) -> list[str]:
+  """What a reader has to know, each once."""
+  lines = [x for subject in subjects for x in subject.notes()]
+  steps = {x.run.step for x in subjects}
+  if len(steps) > 1:
+    lines.append(
+      'The runs are read at different steps'
+      f' ({", ".join(map(str, sorted(steps)))}); --step takes the same of all.'
+    )
+  lines += _column_notes(subjects, finished)
+  lines += [x for part in finished for x in part.notes]
+  return list(dict.fromkeys(lines))
+
+
+def _column_notes(subjects, finished):
+  """Sinkhorn attention that should not be called doubly stochastic."""
+  from sinkformer_jax.training import evaluation
+
+  threshold = evaluation.COLUMN_ERROR_THRESHOLD
+  lines = []
+  for subject in subjects:
+    found = [
+      row['column_error']
+      for part in finished
+      for row in part.summary
+      if row.get('run') == subject.name and row.get('column_error') is not None
+    ]
+    largest = max((x for x in found if x == x), default=0.0)
+    if subject.normalizer == 'sinkhorn' and largest > threshold:
+      lines.append(
+        f'{subject.name}: columns of attention sum to 1 up to {largest:.2g}'
+        f' only (threshold {threshold:g}): it is not doubly'
+        ' stochastic. More config.model.num_iters would bring it nearer.'
+      )
+  return lines
+
+
+def output_directory(value: str) -> pathlib.Path:
+  """Makes the directory of --output.
+
+  Raises:
+    errors.UserError: if it holds anything or cannot be made.
+  """
+  from sinkformer_jax import errors
+  from sinkformer_jax import paths
+
+  path = paths.resolve(value, '--output')
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    used = any(path.iterdir())
+  except OSError as error:
+    raise errors.UserError(
+      f'--output={value} cannot be used: {error.strerror}.'
+    ) from error
+  if used:
+    raise errors.UserError(
+      f'--output={value} is not empty; choose another directory.'
+    )
+  return path

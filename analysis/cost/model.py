@@ -1,0 +1,296 @@
+"""The training step that is measured: forward, backward, plain SGD update."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from sinkformer_jax import attention
+from sinkformer_jax import data
+from sinkformer_jax import models
+from sinkformer_jax import normalizers
+from sinkformer_jax import sinkhorn
+
+
+def _sinkhorn_in_xla(num_iters):
+  def normalizer(logits, mask=None):
+    return sinkhorn.sinkhorn(logits, num_iters, mask, fused=False)
+
+  return normalizer
+
+
+# What can be measured under `model.normalizer`, each made from `num_iters`.
+# Another form of Sinkhorn is one more entry, and then stands in every table
+# that lists the forms.
+FORMS: dict[str, Callable[[int], normalizers.Normalizer]] = {
+  'softmax': normalizers.NORMALIZERS['softmax'],
+  # On a single GPU or TPU this is the fused kernel.
+  'sinkhorn': normalizers.NORMALIZERS['sinkhorn'],
+  'sinkhorn in XLA': _sinkhorn_in_xla,
+}
+LEARNING_RATE = 1e-3
+NUM_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What is trained, and on how much.
+
+  Attributes:
+    model: the section `config.model` of a vision transformer.
+    tokens: length of a sequence, the class token included.
+    batch: examples in a batch.
+  """
+
+  model: ml_collections.FrozenConfigDict
+  tokens: int
+  batch: int
+
+  def with_model(self, **fields) -> 'Setting':
+    """The same with other fields of the model."""
+    model = ml_collections.FrozenConfigDict({**self.model.to_dict(), **fields})
+    return dataclasses.replace(self, model=model)
+
+  @property
+  def title(self) -> str:
+    """For tables."""
+    return f'{self.tokens} tokens, batch {self.batch}'
+
+  @property
+  def patches(self) -> int:
+    """Number of patches of an image."""
+    return self.tokens - (self.model.pooling == 'cls')
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A compiled training step.
+
+  Attributes:
+    run: ``(params, batch) -> (params, loss)``; donates `params`.
+    scratch_mb: memory that XLA plans beside arguments and results, gradient
+      included (1e6 bytes).
+    compile_s: seconds it took to trace and compile.
+  """
+
+  run: Callable[[Any, dict], tuple[Any, jax.Array]]
+  scratch_mb: float
+  compile_s: float
+
+
+def info(setting: Setting) -> data.DatasetInfo:
+  """What the model has to know about the random data."""
+  return data.DatasetInfo(
+    name='random',
+    num_classes=NUM_CLASSES,
+    input_shape=_image_shape(setting),
+    splits={},
+    provenance={},
+  )
+
+
+def create_model(setting: Setting) -> nn.Module:
+  """The model of a setting."""
+  model = setting.model
+  normalizer = FORMS[model.normalizer](model.num_iters)
+  return models.create_model(model, info(setting), normalizer)
+
+
+def create_params(setting: Setting) -> Any:
+  """Fresh parameters; they do not depend on normalizer and batch."""
+  setting = setting.with_model(normalizer='softmax')
+  init = _jitted_init(dataclasses.replace(setting, batch=1))
+  return init(jax.random.key(0))
+
+
+@functools.cache
+def _jitted_init(setting):
+  model = create_model(setting)
+
+  @jax.jit
+  def init(key):
+    return model.init(key, jnp.zeros((1, *_image_shape(setting))))['params']
+
+  return init
+
+
+def create_batch(setting: Setting) -> dict[str, jax.Array]:
+  """Random standardized images and labels."""
+  keys = jax.random.split(jax.random.key(1))
+  shape = (setting.batch, *_image_shape(setting))
+  return {
+    'image': jax.random.normal(keys[0], shape),
+    'label': jax.random.randint(keys[1], (setting.batch,), 0, NUM_CLASSES),
+  }
+
+
+def _image_shape(setting):
+  """One row of patches: any number of tokens is possible, primes too."""
+  side = setting.model.patch_size
+  return (side, side * setting.patches, 1)
+
+
+def loss_and_gradient(setting: Setting) -> Callable[[Any, dict], tuple]:
+  """``(params, batch) -> (mean cross entropy, gradient)``, not yet jitted."""
+  model = create_model(setting)
+
+  def loss_fn(params, batch):
+    logits = model.apply({'params': params}, batch['image'])
+    return optax.softmax_cross_entropy_with_integer_labels(
+      logits, batch['label']
+    ).mean()
+
+  return jax.value_and_grad(loss_fn)
+
+
+@functools.cache
+def compile_step(setting: Setting) -> Step:
+  """Compiles the training step of a setting, once."""
+
+  def step(params, batch):
+    loss, gradient = loss_and_gradient(setting)(params, batch)
+    params = jax.tree.map(
+      lambda x, dx: x - LEARNING_RATE * dx, params, gradient
+    )
+    return params, loss
+
+  arguments = jax.eval_shape(
+    lambda: (create_params(setting), create_batch(setting))
+  )
+  start = time.perf_counter()
+  compiled = jax.jit(step, donate_argnums=0).lower(*arguments).compile()
+  compile_s = time.perf_counter() - start
+  scratch_mb = compiled.memory_analysis().temp_size_in_bytes / 1e6
+  return Step(compiled, scratch_mb, compile_s)
+
+
+def training(setting: Setting, params: Any = None) -> Callable[[], jax.Array]:
+  """A training that makes one step a call.
+
+  Args:
+    setting: what is trained.
+    params: where it starts; fresh ones if None.
+
+  Returns:
+    A function that makes a step and returns the loss.
+  """
+  step, batch = compile_step(setting), create_batch(setting)
+  # Its own copy: the step donates it.
+  state = jax.tree.map(
+    jnp.copy, create_params(setting) if params is None else params
+  )
+
+  def call():
+    nonlocal state
+    state, loss = step.run(state, batch)
+    return loss
+
+  return call
+
+
+def attention_numbers(setting: Setting, params: Any) -> tuple:
+  """Spread of the logits, and how doubly stochastic the weights are.
+
+  Args:
+    setting: the model; the batch is small whatever it says.
+    params: its parameters.
+
+  Returns:
+    ``(spread, column_error)``, each ``[num_layers]``: the standard deviation
+    of the logits about the mean of their row, over all rows, heads and
+    examples, and the largest column error.
+  """
+  return _attention_numbers(dataclasses.replace(setting, batch=8))(params)
+
+
+@functools.cache
+def _attention_numbers(setting):
+  model, images = create_model(setting), create_batch(setting)['image']
+
+  @jax.jit
+  def numbers(params):
+    collections = [attention.CAPTURE, attention.MONITOR]
+    _, sown = model.apply({'params': params}, images, mutable=collections)
+    captured, monitored = (
+      sown[x]['encoder']['blocks']['attention'] for x in collections
+    )
+    # A shift of a row changes no weight, so it is no spread.
+    spread = captured['logits'].std(-1)  # [layers, batch, heads, rows]
+    spread = jnp.sqrt((spread**2).mean((1, 2, 3)))
+    return spread, monitored['column_error']
+
+  return numbers
+
+
+def set_logit_spread(setting: Setting, params: Any, spread: float) -> Any:
+  """Scales the query kernels so that the logits have a given spread.
+
+  Each layer gets its own factor, for its query kernel and bias. What a layer
+  attends to changes the logits of the next ones, so it is measured again until
+  every layer is within 1 %.
+
+  Args:
+    setting: the model.
+    params: its parameters; they are not changed.
+    spread: wanted standard deviation about the mean of a row, as in
+      `attention_numbers`, of every layer.
+
+  Returns:
+    New parameters.
+
+  Raises:
+    RuntimeError: if it cannot be reached.
+  """
+  for _ in range(setting.model.num_layers + 10):
+    factor = spread / attention_numbers(setting, params)[0]
+    if jnp.abs(factor - 1).max() < 0.01:
+      return params
+    params = _scale_queries(params, factor)
+  raise RuntimeError(f'the logits of {setting} do not reach {spread}.')
+
+
+def _scale_queries(params, factor):
+  def scale(path, x):
+    is_query = any(getattr(key, 'key', None) == 'query' for key in path)
+    return x * factor.reshape(-1, *[1] * (x.ndim - 1)) if is_query else x
+
+  return jax.tree_util.tree_map_with_path(scale, params)
+
+
+def model_flops(setting: Setting) -> int:
+  """Floating-point operations of the matrix products of a training step.
+
+  The forward pass is that of the layers, see `layer_flops`, and embeds patches
+  and reads classes. The backward pass takes two products for each, so a step is
+  three forward passes. The updates of Sinkhorn are not counted: the number says
+  what has to be computed, not what a normalizer adds to it.
+  """
+  model = setting.model
+  layers = model.num_layers * layer_flops(model, setting.tokens)
+  embedding = 2 * setting.patches * model.patch_size**2 * model.width
+  return (
+    3 * setting.batch * (layers + embedding + 2 * model.width * NUM_CLASSES)
+  )
+
+
+def layer_flops(model: ml_collections.ConfigDict, tokens: int) -> int:
+  """Those of a layer's forward pass on one example.
+
+  ``2 n (4 d^2 + 2 d f) + 4 n^2 d`` for n tokens of width d and an FFN of f
+  (queries, keys, values, output; expansion, contraction; logits, weights times
+  values).
+
+  Args:
+    model: the section `config.model`.
+    tokens: length of the sequence, the class token included.
+  """
+  n, d = tokens, model.width
+  ffn = 2 * d * model.ffn_dim * model.ffn
+  return 2 * n * (4 * d**2 + ffn) + 4 * n**2 * d

@@ -1,0 +1,149 @@
+"""What `analysis.cost` measures: sizes, and what can be compared here."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+
+import jax
+import ml_collections
+
+from analysis.cost import model as cost_model
+from configs import mnist_sinkhorn
+
+Report = Callable[[str], None]
+# What `memory_mb` is: see the docstring of `analysis.cost`.
+XLA_SCRATCH, RSS_GROWTH = 'planned by XLA', 'peak growth'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """What is varied while all else stays.
+
+  Attributes:
+    against: 'iterations', 'tokens', 'heads' or 'batch'.
+    values: its values.
+    base: tokens, batch and heads otherwise.
+  """
+
+  against: str
+  values: tuple[int, ...]
+  base: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+  """Sizes of everything.
+
+  Attributes:
+    model: the section `config.model`.
+    shapes: tokens and batch of a training step; a normalizer alone runs on
+      ``batch * num_heads`` matrices of ``tokens``.
+    accelerator_shapes: the same on a GPU or TPU.
+    product: side of the square matrix product.
+    depths: numbers of layers to compile.
+    sweeps: of the part `growth`.
+    configs: preset of the configs that the part `loader` reads.
+  """
+
+  model: ml_collections.FrozenConfigDict
+  shapes: tuple[tuple[int, int], ...]
+  accelerator_shapes: tuple[tuple[int, int], ...]
+  product: int
+  depths: tuple[int, ...]
+  sweeps: tuple[Sweep, ...]
+  configs: str
+
+
+def _model(preset):
+  model = mnist_sinkhorn.get_config(preset).model
+  return ml_collections.FrozenConfigDict(model)
+
+
+_BASE = {'tokens': 50, 'batch': 16, 'heads': 4}
+_TINY_BASE = {'tokens': 5, 'batch': 4, 'heads': 2}
+PRESETS = {
+  # The architecture of the study: 24 layers, width 128, 4 heads, FFN 512.
+  'full': Preset(
+    model=_model(''),
+    shapes=((50, 64), (128, 16)),
+    accelerator_shapes=((50, 256), (128, 256)),
+    product=4096,
+    depths=(12, 24),
+    sweeps=(
+      Sweep('iterations', (0, 1, 2, 5, 10, 20, 50, 100), _BASE),
+      Sweep('tokens', (16, 32, 64, 128, 256, 512), {**_BASE, 'batch': 2}),
+      Sweep('heads', (1, 2, 4, 8, 16), _BASE),
+      Sweep('batch', (1, 4, 16, 64), _BASE),
+    ),
+    configs='',
+  ),
+  'tiny': Preset(
+    model=_model('tiny'),
+    shapes=((5, 4),),
+    accelerator_shapes=((5, 4),),
+    product=64,
+    depths=(1, 2),
+    sweeps=(
+      Sweep('iterations', (0, 1, 2, 4), _TINY_BASE),
+      Sweep('tokens', (3, 5, 9), _TINY_BASE),
+      Sweep('heads', (1, 2, 4), _TINY_BASE),
+      Sweep('batch', (1, 2, 4), _TINY_BASE),
+    ),
+    configs='tiny',
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What to measure.
+
+  Attributes:
+    preset: sizes.
+    shapes: tokens and batch of the tables, see `Preset`.
+    num_iters: Sinkhorn iterations.
+    repeats: rounds.
+  """
+
+  preset: Preset
+  shapes: tuple[tuple[int, int], ...]
+  num_iters: int
+  repeats: int
+
+  def setting(
+    self, tokens: int, batch: int, **model_fields
+  ) -> cost_model.Setting:
+    """A training step of the preset's model."""
+    setting = cost_model.Setting(self.preset.model, tokens, batch)
+    return setting.with_model(**{'num_iters': self.num_iters, **model_fields})
+
+
+def options(
+  preset: str,
+  shapes: Sequence[tuple[int, int]],
+  num_iters: int,
+  repeats: int,
+) -> Options:
+  """Options from the values of flags, see `Options`.
+
+  Args:
+    preset: of `PRESETS`.
+    shapes: those of the preset if empty.
+    num_iters: Sinkhorn iterations.
+    repeats: rounds.
+  """
+  sizes = PRESETS[preset]
+  on_cpu = jax.default_backend() == 'cpu'
+  default = sizes.shapes if on_cpu else sizes.accelerator_shapes
+  return Options(sizes, tuple(shapes) or default, num_iters, repeats)
+
+
+def why_not(module: str) -> str:
+  """Why another implementation cannot be compared here; '' if it can."""
+  if jax.default_backend() != 'cpu':
+    return 'compared on the CPU only'
+  if importlib.util.find_spec(module):
+    return ''
+  return 'not installed: pip install -r requirements-dev.txt'

@@ -1,0 +1,121 @@
+"""Tables and statistics over runs."""
+
+import csv
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+
+from analysis.common import tables
+
+
+def row(normalizer, seed, mean, **more):
+  return {
+    'run': f'{normalizer}/seed{seed}',
+    'normalizer': normalizer,
+    'group': normalizer,
+    'setting': 0,
+    'seed': seed,
+    'step': 10,
+    'quantity': 'path',
+    'depth': 3,
+    'mean': mean,
+    'std': 0.5,
+    'below_resolution': 0,
+    'invalid': 0,
+    'count': 4,
+    **more,
+  }
+
+
+def test_over_seeds_tells_seeds_from_examples():
+  rows = [row('softmax', 0, -1.0, std=0.2), row('softmax', 1, -3.0, std=0.4)]
+  (point,) = tables.over_seeds(rows)
+  assert point['mean'] == -2
+  assert point['std_examples'] == pytest.approx(0.3)
+  assert point['std_seeds'] == pytest.approx(math.sqrt(2))
+  assert (point['num_seeds'], point['seeds'], point['count']) == (2, '0 1', 8)
+  (point,) = tables.over_seeds(rows[:1])
+  assert math.isnan(point['std_seeds'])
+  # A run without a value is no reason to take the mean of the others.
+  rows.append(row('softmax', 2, math.nan, invalid=4))
+  assert math.isnan(tables.over_seeds(rows)[0]['mean'])
+
+
+def test_differences_are_of_pairs():
+  rows = [
+    row('softmax', 0, -1.0),
+    row('softmax', 1, -2.0),
+    row('sinkhorn', 1, -1.5, below_resolution=2),
+    row('sinkhorn', 0, -0.8),
+    row('sinkhorn', 7, 100.0),
+  ]
+  (point,) = tables.differences(rows)
+  assert point['difference'] == pytest.approx(0.35)
+  # Student's t with 1 degree of freedom is Cauchy's: the quantile is a tangent.
+  half_width = math.tan(math.pi * 0.475) * 0.15
+  assert point['half_width'] == pytest.approx(half_width)
+  assert (point['num_pairs'], point['left_out']) == (2, 2)
+  # Other depths, settings and weights make no pairs.
+  assert not tables.differences(
+    [row('softmax', 0, 1.0), row('sinkhorn', 0, 1.0, depth=4)]
+  )
+  assert not tables.differences(
+    [row('softmax', 0, 1.0), row('sinkhorn', 0, 1.0, setting=1)]
+  )
+  assert not tables.differences(
+    [row(x, 0, 1.0, setting=None) for x in ('softmax', 'sinkhorn')]
+  )
+
+
+def test_value_statistics_leave_out_and_count_nan():
+  values = np.array([[1.0, 3.0], [np.nan, 5.0], [np.nan, np.nan]])
+  found = tables.value_statistics(values)
+  np.testing.assert_array_equal(found['mean'], [2, 5, np.nan])
+  np.testing.assert_array_equal(found['std'], [1, 0, np.nan])
+  np.testing.assert_array_equal(found['largest'], [3, 5, np.nan])
+  np.testing.assert_array_equal(found['count'], [2, 1, 0])
+  np.testing.assert_array_equal(found['invalid'], [0, 1, 2])
+
+
+def test_write(tmp_path):
+  rows = [{'run': 'a, "b"', 'mean': math.nan}, {'mean': -math.inf, 'depth': 2}]
+  tables.write(tmp_path / 't', rows)
+  with (tmp_path / 't.csv').open() as file:
+    assert list(csv.DictReader(file)) == [
+      {'run': 'a, "b"', 'mean': '', 'depth': ''},
+      {'run': '', 'mean': '-inf', 'depth': '2'},
+    ]
+  assert json.loads((tmp_path / 't.json').read_text()) == [
+    {'run': 'a, "b"', 'mean': None},
+    {'mean': None, 'depth': 2},
+  ]
+
+
+def test_write_raw(tmp_path):
+  parts = [
+    tables.columns(
+      {'run': name},
+      depth=np.arange(2)[:, None],
+      example=np.array([7, 9, 4]),
+      log10=np.array([[0.1, -np.inf, np.nan], [1e-300, 2, 3]]),
+    )
+    for name in ('a,"b"', 'c')
+  ]
+  tables.write_raw(tmp_path / 'raw', parts)
+  with gzip.open(tmp_path / 'raw.csv.gz', 'rt') as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == 12
+  assert rows[4] == {
+    'run': 'a,"b"',
+    'depth': '1',
+    'example': '9',
+    'log10': '2',
+  }
+  assert [x['log10'] for x in rows[:4]] == ['0.1', '-inf', '', '1e-300']
+  with gzip.open(tmp_path / 'raw.json.gz', 'rt') as file:
+    content = json.load(file)
+  assert content['run'][5:7] == ['a,"b"', 'c']
+  assert content['log10'][:4] == [0.1, None, None, 1e-300]
