@@ -14,6 +14,7 @@ import numpy as np
 from analysis import iterations
 from analysis.common import curves
 from analysis.common import figures
+from analysis.common import naming
 from analysis.common import statistics
 from analysis.common import tables
 from analysis.study import decay
