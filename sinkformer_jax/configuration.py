@@ -150,6 +150,12 @@ def _check_combinations(config):
       f'config.data.bucket_lengths={config.data.bucket_lengths} must stay below'
       f' config.data.max_length={config.data.max_length}.'
     )
+  if model.normalizer == 'sinkhorn_half_updates' and not model.num_iters:
+    raise errors.ConfigError(
+      'config.model.num_iters=0 must be at least 1 with'
+      " config.model.normalizer='sinkhorn_half_updates', which counts"
+      ' half-updates.'
+    )
   if model.deepnorm and model.norm_position != 'post':
     raise errors.ConfigError(
       'config.model.deepnorm=True needs config.model.norm_position=post.'

@@ -460,6 +460,8 @@ def _normalizer_name(run):
     used = np.asarray(run.model.encoder.normalizer(logits, None))
     for name in (config.normalizer, *normalizers.NORMALIZERS):
       make = normalizers.NORMALIZERS.get(name)
+      if name == 'sinkhorn_half_updates' and not config.num_iters:
+        continue  # It needs at least one.
       if make and np.array_equal(used, make(config.num_iters)(logits, None)):
         return name
   return 'other'
