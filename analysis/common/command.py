@@ -1,13 +1,14 @@
-"""What the analysis scripts share: flags, progress, and what is written.
+"""What the analysis commands share: flags, progress, and what is written.
 
-A script has a module with
+A command has a module with
 
-  measure(subjects, options, progress) -> tables.Result
+  measure(subjects, options, progress) -> frames.Result
   plots(summary) -> [curves.Plot]
   headlines(summary) -> [str]
 
-Figures are made from the summary alone. Nothing here imports JAX before the
-flags have been read: `--help` and wrong flags need not wait for it.
+where `summary` is the table of the result; figures are made from it alone.
+Nothing here imports JAX or pandas before the flags have been read: `--help` and
+wrong flags need not wait for them.
 """
 
 from collections.abc import Sequence
@@ -16,17 +17,18 @@ import importlib
 import json
 import pathlib
 import sys
-import time
 from typing import Any
 
 from absl import flags
+import tqdm
 
 from analysis.common import curves
 from analysis.common import figures
-from analysis.common import tables
+from analysis.common import frames
 
-# Progress is told this often, in seconds.
+# Progress is told this often where it is no terminal, in seconds.
 _INTERVAL = 5
+_LINE = '{desc}: {n} of {total}{unit}, {remaining} left\n'
 
 
 def define_output(flag_values: flags.FlagValues) -> None:
@@ -150,36 +152,29 @@ def _is_positive(text):
 
 
 class Progress:
-  """Lines on standard error: what is done, and how long the part will take."""
+  """What is done and the time left of the part: a bar, or lines in a log."""
 
   def __init__(self):
-    self._began = time.monotonic()
-    self.part('')
+    self._bar = None
 
   def part(self, text: str) -> None:
     """Begins a part."""
-    self._text, self._start = text, time.monotonic()
-    self._told = self._start
-    if text:
-      self._print(text)
+    if self._bar is not None:
+      self._bar.close()
+    is_terminal = sys.stderr.isatty()
+    self._bar = tqdm.tqdm(
+      desc=text,
+      mininterval=0.1 if is_terminal else _INTERVAL,
+      dynamic_ncols=is_terminal,
+      bar_format=None if is_terminal else _LINE,
+    )
 
   def __call__(self, done: int, total: int, unit: str = 'examples') -> None:
-    """Says that `done` of `total` are done, if it is time to say something."""
-    now = time.monotonic()
-    if now - self._told < _INTERVAL or not done:
-      return
-    self._told = now
-    left = (now - self._start) / done * (total - done)
-    self._print(f'{self._text}: {done} of {total} {unit}, {_clock(left)} left')
-
-  def _print(self, text):
-    passed = _clock(time.monotonic() - self._began)
-    print(f'[{passed}] {text}', file=sys.stderr, flush=True)
-
-
-def _clock(seconds):
-  minutes, seconds = divmod(round(seconds), 60)
-  return f'{minutes}:{seconds:02d}'
+    """Says that `done` of `total` are done."""
+    if self._bar is None:
+      self.part('')
+    self._bar.total, self._bar.unit = total, f' {unit}'
+    self._bar.update(done - self._bar.n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +190,7 @@ class Finished:
   """
 
   name: str
-  summary: list[tables.Row]
+  summary: frames.Table
   plots: list[curves.Plot]
   headlines: list[str]
   notes: list[str]
@@ -242,20 +237,21 @@ def analyse(
   """Measures, and writes tables and figures of one analysis."""
   module = importlib.import_module(f'analysis.{name}')
   result = module.measure(subjects, options, progress)
-  tables.write(output / name, result.summary)
-  for part, columns in result.raw.items():
-    tables.write_raw(output / part, columns)
-  pairs = tables.differences(result.summary)
-  if pairs:
-    tables.write(output / f'{name}_differences', pairs)
-  plots = module.plots(result.summary)
+  summary = result.table()
+  frames.write(output / name, summary)
+  for part, rows in result.raw.items():
+    frames.write_raw(output / part, frames.concat(rows))
+  pairs = frames.differences(summary)
+  if len(pairs):
+    frames.write(output / f'{name}_differences', pairs)
+  plots = module.plots(summary)
   for plot in plots:
     figures.save(output / plot.name, plot.draw, plot.size)
   captions = {x.name: x.caption for x in plots}
   text = json.dumps(captions, indent=1, ensure_ascii=False) + '\n'
   (output / f'{name}_captions.json').write_text(text, 'utf-8')
-  headlines = module.headlines(result.summary)
-  return Finished(name, result.summary, plots, headlines, result.notes)
+  headlines = module.headlines(summary)
+  return Finished(name, summary, plots, headlines, result.notes)
 
 
 def notes(subjects: Sequence, finished: Sequence[Finished]) -> list[str]:
@@ -280,10 +276,9 @@ def _column_notes(subjects, finished):
   lines = []
   for subject in subjects:
     found = [
-      row['column_error']
+      frames.select(part.summary, run=subject.name)['column_error'].max()
       for part in finished
-      for row in part.summary
-      if row.get('run') == subject.name and row.get('column_error') is not None
+      if 'column_error' in part.summary
     ]
     largest = max((x for x in found if x == x), default=0.0)
     if subject.normalizer == 'sinkhorn' and largest > threshold:

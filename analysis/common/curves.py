@@ -1,7 +1,8 @@
 """Curves over depth: one look, and one caption, for all analyses."""
 
 from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Hashable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import textwrap
@@ -13,7 +14,7 @@ from matplotlib import ticker
 import numpy as np
 
 from analysis.common import figures
-from analysis.common import tables
+from analysis.common import frames
 
 SELECTION = (
   'Open markers off the curve: some values were below resolution or invalid and'
@@ -29,6 +30,8 @@ DIFFERENCE = (
   'Differences are Sinkhorn minus softmax of pairs of runs with one seed, of'
   ' the means of log10; shaded: 95% t interval over pairs.'
 )
+RESIDUAL = 'log10 of the residual'
+_GREY = '#888888'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,36 +51,35 @@ class Plot:
   draw: Callable[[figure.Figure], None]
 
 
-def select(rows: Iterable[tables.Row], **values) -> list[tables.Row]:
-  """Rows with these values."""
-  return [x for x in rows if all(x.get(k) == v for k, v in values.items())]
-
-
-def source(rows: Sequence[tables.Row]) -> str:
+def source(table: frames.Table) -> str:
   """Where the numbers are from, in short; stands on the figure itself."""
 
-  def listed(name):
-    values = dict.fromkeys(
-      x[name] for x in rows if x.get(name) not in ('', None)
-    )
-    return ', '.join(map(str, values))
+  def values(name):
+    found = table[name].dropna().unique() if name in table else ()
+    return [x for x in found if x != '']
 
-  parts = [f'data: {listed("data")}' if listed('data') else '']
-  parts.append(listed('notice'))
-  parts.append(listed('dtype'))
-  seeds = {x['seed'] for x in rows if x.get('seed') is not None}
-  if seeds:
-    parts.append(f'{len(seeds)} seed{"s" * (len(seeds) > 1)}')
+  def listed(name, form='{}'):
+    return ', '.join(form.format(x) for x in values(name))
+
+  parts = [listed('data', 'data: {}'), listed('notice'), listed('dtype')]
+  seeds = len(values('seed'))
+  parts.append(f'{seeds} seed{"s" * (seeds > 1)}' if seeds else '')
   for name in ('examples', 'paths', 'draws'):
-    if listed(name):
-      parts.append(f'{listed(name)} {name}')
+    parts.append(f'{listed(name, "{:.0f}")} {name}' if values(name) else '')
   return '; '.join(x for x in parts if x)
 
 
-def caption(rows: Sequence[tables.Row], what: str, *more: str) -> str:
+def caption(table: frames.Table, what: str, *more: str) -> str:
   """A whole caption: what it shows, where from, how to read it."""
-  text = source(rows)
+  text = source(table)
   return ' '.join([what, f'{text[0].upper()}{text[1:]}.', *more])
+
+
+def finish(fig: figure.Figure, table: frames.Table) -> None:
+  """Writes below a figure where its numbers are from."""
+  width = int(fig.get_figwidth() * 17)
+  text = '\n'.join(textwrap.wrap(source(table), width))
+  fig.supxlabel(text, fontsize=7, color='#444444', x=0.01, ha='left')
 
 
 def legend_above(
@@ -90,68 +92,77 @@ def legend_above(
   )
 
 
-def finish(fig: figure.Figure, rows: Sequence[tables.Row]) -> None:
-  """Writes below a figure where its numbers are from."""
-  width = int(fig.get_figwidth() * 17)
-  text = '\n'.join(textwrap.wrap(source(rows), width))
-  fig.supxlabel(text, fontsize=7, color='#444444', x=0.01, ha='left')
-
-
-def groups(rows: Iterable[tables.Row]) -> list[str]:
+def groups(table: frames.Table) -> list[str]:
   """Names of the groups, softmax first: the n-th has the n-th style."""
-  found = dict.fromkeys(
-    (x['normalizer'] != 'softmax', x['group']) for x in rows
-  )
-  return [group for _, group in sorted(found)]
+  if table.empty:
+    return []
+  found = table[['normalizer', 'group']].drop_duplicates()
+  pairs = zip(found['normalizer'] != 'softmax', found['group'], strict=True)
+  return list(dict.fromkeys(group for _, group in sorted(pairs)))
 
 
 def draw(
   ax: axes.Axes,
-  rows: Iterable[tables.Row],
+  table: frames.Table,
   style: dict,
   label: str | None = None,
   bars: bool = True,
+  band: bool = True,
 ) -> None:
   """Draws one curve over depth, of the runs of a group.
 
   Args:
     ax: where to.
-    rows: of a summary table; all of one group and quantity.
+    table: a summary table; all of one group and quantity.
     style: of `figures.curve`.
     label: for the legend.
     bars: whether to show the standard deviation between seeds.
+    band: whether to show that over examples.
   """
-  points = sorted(tables.over_seeds(rows), key=lambda x: x['depth'])
-  partly = [x for x in points if x['below_resolution'] or x['invalid']]
-  whole = [x for x in points if x not in partly and np.isfinite(x['mean'])]
-  depth, mean, inner, outer = (
-    np.array([x[k] for x in whole])
-    for k in ('depth', 'mean', 'std_examples', 'std_seeds')
-  )
-  label = label if whole or not label else f'{label} (no complete values)'
-  ax.plot(depth, mean, **style, label=label, markevery=_every(whole))
-  ax.fill_between(
-    depth, mean - inner, mean + inner, color=style['color'], alpha=0.15, lw=0
-  )
-  if bars and np.isfinite(outer).any():
+  points = frames.over_seeds(table).sort_values('depth')
+  partly = (points['below_resolution'] + points['invalid'] > 0).to_numpy(bool)
+  whole = points[~partly & np.isfinite(points['mean'])]
+  if label and whole.empty:
+    label = f'{label} (no complete values)'
+  _line(ax, whole, 'mean', style, label)
+  if band:
+    _band(ax, whole, 'mean', 'std_examples', style)
+  if bars and np.isfinite(whole['std_seeds']).any():
     ax.errorbar(
-      depth, mean, outer, fmt='none', ecolor=style['color'], capsize=2
+      whole['depth'],
+      whole['mean'],
+      whole['std_seeds'],
+      fmt='none',
+      ecolor=style['color'],
+      capsize=2,
     )
-  _draw_open(ax, partly, 'mean', style)
+  _draw_open(ax, points[partly], 'mean', style)
   # There is no half a layer.
   ax.xaxis.set_major_locator(ticker.MaxNLocator('auto', integer=True))
 
 
-def _every(points):
-  """A marker on each of few points, on some of many."""
-  return max(1, len(points) // 12)
+def _line(ax, points, value, style, label):
+  # A marker on each of few points, on some of many.
+  every = max(1, len(points) // 12)
+  ax.plot(points['depth'], points[value], **style, label=label, markevery=every)
+
+
+def _band(ax, points, value, half, style):
+  ax.fill_between(
+    points['depth'],
+    points[value] - points[half],
+    points[value] + points[half],
+    color=style['color'],
+    alpha=0.15,
+    lw=0,
+  )
 
 
 def _draw_open(ax, points, value, style):
   """Means of a selection: they are not part of the curve."""
-  points = [x for x in points if np.isfinite(x[value])]
   ax.plot(
-    *([x[k] for x in points] for k in ('depth', value)),
+    points['depth'],
+    points[value],
     color=style['color'],
     marker=style['marker'],
     linestyle='none',
@@ -161,92 +172,182 @@ def _draw_open(ax, points, value, style):
 
 def draw_difference(
   ax: axes.Axes,
-  rows: Sequence[tables.Row],
+  differences: frames.Table,
   style: dict,
   label: str | None = None,
 ) -> None:
-  """Draws the difference of a group from softmax over depth."""
-  points = sorted(rows, key=lambda x: x['depth'])
-  partly = [x for x in points if x['left_out']]
-  whole = [x for x in points if x not in partly]
-  depth, mean, half = (
-    np.array([x[k] for x in whole])
-    for k in ('depth', 'difference', 'half_width')
-  )
-  ax.axhline(0, color='#888888', linewidth=0.8)
-  ax.plot(depth, mean, **style, label=label, markevery=_every(whole))
-  if np.isfinite(half).any():
-    ax.fill_between(
-      depth, mean - half, mean + half, color=style['color'], alpha=0.15, lw=0
-    )
-  _draw_open(ax, partly, 'difference', style)
+  """Draws the difference of a group from softmax over depth.
+
+  Args:
+    ax: where to.
+    differences: of one group and quantity, see `frames.differences`.
+    style: of `figures.curve`.
+    label: for the legend.
+  """
+  points = differences.sort_values('depth')
+  partly = points['left_out'] > 0
+  ax.axhline(0, color=_GREY, linewidth=0.8)
+  _line(ax, points[~partly], 'difference', style, label)
+  if np.isfinite(points['half_width']).any():
+    _band(ax, points[~partly], 'difference', 'half_width', style)
+  _draw_open(ax, points[partly], 'difference', style)
 
 
-def describe_pairs(differences: Sequence[tables.Row]) -> str:
+def draw_groups(
+  ax: axes.Axes,
+  table: frames.Table,
+  names: Sequence[Hashable] = (),
+  by: str = 'group',
+  **settings: Any,
+) -> None:
+  """One curve for each group.
+
+  Args:
+    ax: where to.
+    table: a summary table, of one quantity.
+    names: all groups of the figure, so that each has one style in all panels;
+      those of the table if not given.
+    by: the column whose values are the groups.
+    **settings: of `draw`.
+  """
+  for number, name in enumerate(names or groups(table)):
+    points = frames.select(table, **{by: name})
+    if len(points):
+      draw(ax, points, figures.curve(number), str(name), **settings)
+
+
+def draw_group_differences(
+  ax: axes.Axes, differences: frames.Table, names: Sequence[Hashable]
+) -> None:
+  """One difference for each group, in the style of its curve."""
+  for number, name in enumerate(names):
+    points = frames.select(differences, group=name)
+    if len(points):
+      draw_difference(ax, points, figures.curve(number), str(name))
+
+
+Selections = Mapping[str, Mapping[str, Any]]
+
+
+def small_multiples(
+  fig: figure.Figure,
+  table: frames.Table,
+  columns: Selections,
+  rows: Selections | None = None,
+  *,
+  wrap: int = 0,
+  panel: Callable[[axes.Axes, frames.Table], None] | None = None,
+  xlabel: str = 'layer',
+  ylabel: str = RESIDUAL,
+  sharey: str | bool = 'row',
+  ncols: int = 2,
+) -> np.ndarray:
+  """Panels of one look, one for each selection of rows of a table.
+
+  Args:
+    fig: an empty figure.
+    table: all that is drawn.
+    columns: title of each column of panels, and what it selects.
+    rows: the same for the lines of panels; the title goes to the y axis.
+    wrap: panels in a line, where there are columns alone; 0 for all.
+    panel: draws one panel from its rows; a curve for each group if not given.
+    xlabel: below the lowest panels.
+    ylabel: left of each line.
+    sharey: of `Figure.subplots`.
+    ncols: columns of the legend above all panels.
+
+  Returns:
+    The panels, ``[rows, columns]``, for further touches.
+  """
+  names = groups(table)
+  panel = panel or (lambda ax, part: draw_groups(ax, part, names))
+  lines = rows or {'': {}}
+  shape = (len(lines), len(columns))
+  if wrap:
+    shape = (-(-len(columns) // wrap), wrap)
+  panels = fig.subplots(*shape, sharex=True, sharey=sharey, squeeze=False)
+  places = [
+    (above, line, title, chosen)
+    for above, line in lines.items()
+    for title, chosen in columns.items()
+  ]
+  for ax, (_, line, title, chosen) in zip(panels.flat, places, strict=False):
+    panel(ax, frames.select(table, **line, **chosen))
+    if wrap or ax in panels[0]:
+      ax.set_title(title, fontsize=9)
+  for ax in panels.flat[len(places) :]:
+    ax.axis('off')
+  for ax in panels[-1]:
+    ax.set_xlabel(xlabel)
+  for ax, above in zip(
+    panels[:, 0], list(lines) if rows else [''] * len(panels), strict=True
+  ):
+    ax.set_ylabel(f'{above}\n{ylabel}'.strip())
+  legend_above(fig, panels.flat[0], ncols)
+  finish(fig, table)
+  return panels
+
+
+def describe_pairs(differences: frames.Table) -> str:
   """How many pairs a difference is of, for captions and titles."""
-  numbers = {x['num_pairs'] for x in differences}
+  numbers = sorted(differences['num_pairs'].unique())
   if not numbers:
     return 'No pair of runs: no difference.'
-  if max(numbers) == 1:
+  if numbers[-1] == 1:
     return 'One pair of runs: no confidence interval.'
-  return f'{", ".join(map(str, sorted(numbers)))} pairs of runs.'
+  return f'{", ".join(map(str, numbers))} pairs of runs.'
 
 
 def headline(
-  rows: Sequence[tables.Row],
+  table: frames.Table,
   title: str,
   depths: Sequence[int] = (1, 4, 12, 24),
 ) -> list[str]:
   """Means of log10 at a few depths, and differences, as lines of text."""
-  last = max((x['depth'] for x in rows), default=0)
+  last = table['depth'].max() if len(table) else 0
   depths = sorted({x for x in (*depths, last) if x <= last})
-  lines = [f'{title}; mean of log10 (standard deviation) at depth']
-  width = max([len(x['group']) for x in rows] + [24])
-  lines.append(' ' * width + ''.join(f'{x:>17d}' for x in depths))
-  points = tables.over_seeds(rows)
-  for group in groups(rows):
-    cells = []
-    for depth in depths:
-      (point,) = select(points, group=group, depth=depth) or (None,)
-      if point is None or not np.isfinite(point['mean']):
-        cells.append(_why_missing(point))
-      else:
-        star = '*' if point['below_resolution'] or point['invalid'] else ' '
-        cells.append(
-          f'{point["mean"]:9.3f} ({point["std_examples"]:.3f}){star}'
-        )
-    lines.append(f'{group:{width}s}' + ''.join(f'{x:>17}' for x in cells))
-  differences = tables.differences(rows)
-  for group in groups(differences) if differences else ():
-    cells = []
-    for depth in depths:
-      found = select(differences, group=group, depth=depth)
-      if not found or not np.isfinite(found[0]['difference']):
-        cells.append('-')
-      else:
-        half = found[0]['half_width']
-        interval = '' if np.isnan(half) else f' ± {half:.3f}'
-        star = '*' if found[0]['left_out'] else ' '
-        cells.append(f'{found[0]["difference"]:+.3f}{interval}{star}')
-    lines.append(
-      f'{"difference":{width}s}' + ''.join(f'{x:>17}' for x in cells)
-    )
-  if differences:
-    lines.append(f'({describe_pairs(differences)})')
-  if any('*' in x for x in lines):
-    lines.append('(* values below resolution or invalid are left out.)')
-  return lines
+  curves = frames.over_seeds(table)
+  differences = frames.differences(table)
+  lines = {
+    group: [_mean_text(curves, group, x) for x in depths]
+    for group in groups(table)
+  }
+  lines |= {
+    f'difference of {group}': [
+      _difference_text(differences, group, x) for x in depths
+    ]
+    for group in groups(differences)
+  }
+  import pandas as pd
+
+  text = pd.DataFrame.from_dict(lines, 'index', columns=depths).to_string()
+  found = [
+    f'{title}; mean of log10 (standard deviation) at depth',
+    *text.splitlines(),
+  ]
+  if len(differences):
+    found.append(f'({describe_pairs(differences)})')
+  if '*' in text:
+    found.append('(* values below resolution or invalid are left out.)')
+  return found
 
 
-def _why_missing(point):
-  if point is None:
+def _mean_text(curves, group, depth):
+  points = frames.select(curves, group=group, depth=depth)
+  if points.empty:
     return 'not measured'
-  return 'invalid' if point['invalid'] else 'below resolution'
+  point = points.iloc[0]
+  if not np.isfinite(point['mean']):
+    return 'invalid' if point['invalid'] else 'below resolution'
+  star = '*' if point['below_resolution'] or point['invalid'] else ''
+  return f'{point["mean"]:.3f} ({point["std_examples"]:.3f}){star}'
 
 
-def draw_group_curves(
-  ax: axes.Axes, rows: Sequence[tables.Row], names: Sequence[str]
-) -> None:
-  """One curve for each group."""
-  for number, group in enumerate(names):
-    draw(ax, select(rows, group=group), figures.curve(number), group)
+def _difference_text(differences, group, depth):
+  points = frames.select(differences, group=group, depth=depth)
+  if points.empty or not np.isfinite(points.iloc[0]['difference']):
+    return '-'
+  point = points.iloc[0]
+  half, star = point['half_width'], '*' if point['left_out'] else ''
+  interval = '' if np.isnan(half) else f' ± {half:.3f}'
+  return f'{point["difference"]:+.3f}{interval}{star}'

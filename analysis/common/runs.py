@@ -10,8 +10,8 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from analysis.common import frames
 from analysis.common import naming
-from analysis.common import tables
 from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import encoder
@@ -294,41 +294,44 @@ def num_tokens(capture: rank.Capture) -> np.ndarray:
   return capture.mask.sum(1)
 
 
-def residual_rows(
-  about: tables.Row, residuals: rank.Residuals
-) -> Iterator[tables.Row]:
+def residual_table(
+  about: dict[str, Any], residuals: rank.Residuals
+) -> frames.Table:
   """Summary rows of residuals: each norm and scaling they have, each depth.
 
   Args:
     about: what every row says besides.
     residuals: arrays of shape ``[depths, ...]``.
   """
-  for norm in residuals.log10:
-    for scaling in rank.SCALINGS:
-      if scaling == 'relative' and not residuals.log10_whole:
-        continue
-      yield from tables.summary_rows(
-        {
-          **about,
-          'norm': norm,
-          'scaling': scaling,
-          'dtype': residuals.dtype,
-        },
+  return frames.concat(
+    [
+      frames.by_depth(
+        {**about, 'norm': norm, 'scaling': scaling, 'dtype': residuals.dtype},
         rank.summarize(residuals, norm, scaling),
       )
+      for norm in residuals.log10
+      for scaling in rank.SCALINGS
+      if scaling != 'relative' or residuals.log10_whole
+    ]
+  )
 
 
-def concatenate(parts: Sequence[rank.Residuals]) -> rank.Residuals:
-  """Residuals of chunks of examples, the second axis, as one."""
+def raw_residuals(
+  about: dict[str, Any], residuals: rank.Residuals, **axes: np.ndarray
+) -> frames.Table:
+  """Raw rows of residuals.
 
-  def joined(field):
-    values = [getattr(x, field) for x in parts]
-    if isinstance(values[0], dict):
-      return {k: np.concatenate([x[k] for x in values], 1) for k in values[0]}
-    return np.concatenate(values, 1)
-
-  fields = ('log10', 'log10_whole', 'below_resolution', 'invalid')
-  problems = tuple(x for part in parts for x in part.problems)
-  return rank.Residuals(
-    **{x: joined(x) for x in fields}, problems=problems, dtype=parts[0].dtype
+  Args:
+    about: what every row says besides.
+    residuals: arrays of shape ``[depths, ...]``.
+    **axes: columns that number the axes, such as ``depth``; each broadcasts to
+      the shape of the residuals.
+  """
+  return frames.raw(
+    about | {'dtype': residuals.dtype},
+    **axes,
+    **{f'log10_{k}': v for k, v in residuals.log10.items()},
+    **{f'log10_whole_{k}': v for k, v in residuals.log10_whole.items()},
+    below_resolution=residuals.below_resolution,
+    invalid=residuals.invalid,
   )

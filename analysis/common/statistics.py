@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import dataclasses
 import math
 
+import numpy as np
+
 LEVEL = 0.05
 LEAST_COUNT = 3
 HOLDS = 'holds'
@@ -40,23 +42,30 @@ class Sample:
   @property
   def half_width(self) -> float:
     """Of the 95% t interval; NaN with fewer than 2 numbers."""
-    if self.count < 2:
-      return math.nan
-    # Imported late: it takes a second, and `--help` has no use for it.
-    from scipy import stats
+    return math.nan if self.count < 2 else half_width(self.error, self.freedom)
 
-    return float(stats.t.ppf(1 - LEVEL / 2, self.freedom)) * self.error
+
+def half_width(error, freedom):
+  """Half the width of the 95% t interval; 0 for an error of 0.
+
+  Args:
+    error: standard error of the mean, a number or an array.
+    freedom: degrees of freedom.
+  """
+  # Imported late: it takes a second, and `--help` has no use for it.
+  from scipy import stats
+
+  return stats.t.ppf(1 - LEVEL / 2, freedom) * error
 
 
 def sample(values: Iterable[float]) -> Sample:
   """Of numbers, one a pair; NaN if one of them is."""
-  values = list(values)
+  values = np.array(list(values), float)
   count = len(values)
-  mean = math.fsum(values) / count if count else math.nan
-  error = math.nan
-  if count > 1:
-    variance = math.fsum((x - mean) ** 2 for x in values) / (count - 1)
-    error = math.sqrt(variance / count)
+  mean = float(values.mean()) if count else math.nan
+  error = (
+    float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+  )
   return Sample(mean, error, count - 1, count)
 
 

@@ -21,6 +21,7 @@ from sinkformer_jax.rank.paths import path_residuals
 from sinkformer_jax.rank.paths import sample_paths
 from sinkformer_jax.rank.paths import SKIP
 from sinkformer_jax.rank.residuals import attention_entropy
+from sinkformer_jax.rank.residuals import concatenate
 from sinkformer_jax.rank.residuals import effective_rank
 from sinkformer_jax.rank.residuals import mean_cosine_similarity
 from sinkformer_jax.rank.residuals import norm
@@ -45,6 +46,7 @@ __all__ = [
   'capture_chunks',
   'collapse',
   'column_spread',
+  'concatenate',
   'effective_rank',
   'exact_rms',
   'lipschitz',

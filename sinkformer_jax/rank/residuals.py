@@ -455,6 +455,22 @@ def attention_entropy(
     return entropy / np.where(count > 0, count, np.nan)
 
 
+def concatenate(parts: Sequence[Residuals]) -> Residuals:
+  """Residuals of chunks of examples, the second axis, as one."""
+
+  def joined(field):
+    values = [getattr(x, field) for x in parts]
+    if isinstance(values[0], dict):
+      return {k: np.concatenate([x[k] for x in values], 1) for k in values[0]}
+    return np.concatenate(values, 1)
+
+  fields = ('log10', 'log10_whole', 'below_resolution', 'invalid')
+  problems = tuple(x for part in parts for x in part.problems)
+  return Residuals(
+    **{x: joined(x) for x in fields}, problems=problems, dtype=parts[0].dtype
+  )
+
+
 def check_name(name, known, what):
   if name not in known:
     raise ValueError(f'{what} must be one of {known}, got {name!r}.')

@@ -6,9 +6,10 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from analysis.common import tables
+from analysis.common import frames
 
 
 def row(normalizer, seed, mean, **more):
@@ -30,49 +31,91 @@ def row(normalizer, seed, mean, **more):
   }
 
 
+def table(*rows):
+  return pd.DataFrame(rows)
+
+
+def records(found):
+  return found.to_dict('records')
+
+
 def test_over_seeds_tells_seeds_from_examples():
   rows = [row('softmax', 0, -1.0, std=0.2), row('softmax', 1, -3.0, std=0.4)]
-  (point,) = tables.over_seeds(rows)
+  (point,) = records(frames.over_seeds(table(*rows)))
   assert point['mean'] == -2
   assert point['std_examples'] == pytest.approx(0.3)
   assert point['std_seeds'] == pytest.approx(math.sqrt(2))
   assert (point['num_seeds'], point['seeds'], point['count']) == (2, '0 1', 8)
-  (point,) = tables.over_seeds(rows[:1])
+  (point,) = records(frames.over_seeds(table(rows[0])))
   assert math.isnan(point['std_seeds'])
   # A run without a value is no reason to take the mean of the others.
   rows.append(row('softmax', 2, math.nan, invalid=4))
-  assert math.isnan(tables.over_seeds(rows)[0]['mean'])
+  assert math.isnan(frames.over_seeds(table(*rows))['mean'][0])
 
 
 def test_differences_are_of_pairs():
-  rows = [
-    row('softmax', 0, -1.0),
-    row('softmax', 1, -2.0),
-    row('sinkhorn', 1, -1.5, below_resolution=2),
-    row('sinkhorn', 0, -0.8),
-    row('sinkhorn', 7, 100.0),
-  ]
-  (point,) = tables.differences(rows)
+  (point,) = records(
+    frames.differences(
+      table(
+        row('softmax', 0, -1.0),
+        row('softmax', 1, -2.0),
+        row('sinkhorn', 1, -1.5, below_resolution=2),
+        row('sinkhorn', 0, -0.8),
+        row('sinkhorn', 7, 100.0),
+      )
+    )
+  )
   assert point['difference'] == pytest.approx(0.35)
   # Student's t with 1 degree of freedom is Cauchy's: the quantile is a tangent.
   half_width = math.tan(math.pi * 0.475) * 0.15
   assert point['half_width'] == pytest.approx(half_width)
   assert (point['num_pairs'], point['left_out']) == (2, 2)
   # Other depths, settings and weights make no pairs.
-  assert not tables.differences(
-    [row('softmax', 0, 1.0), row('sinkhorn', 0, 1.0, depth=4)]
+  softmax = row('softmax', 0, 1.0)
+  for other in ({'depth': 4}, {'setting': 1}):
+    pair = table(softmax, row('sinkhorn', 0, 1.0, **other))
+    assert frames.differences(pair).empty
+  pair = table(*(row(x, 0, 1.0, setting=None) for x in ('softmax', 'sinkhorn')))
+  assert frames.differences(pair).empty
+
+
+def test_rows_whose_keys_are_missing_are_not_dropped():
+  """Plain numbers have no norm; one part has no such column, one has None."""
+  softmax, sinkhorn = (
+    row('softmax', 0, -1.0),
+    row('sinkhorn', 0, -3.0, norm=None),
   )
-  assert not tables.differences(
-    [row('softmax', 0, 1.0), row('sinkhorn', 0, 1.0, setting=1)]
-  )
-  assert not tables.differences(
-    [row(x, 0, 1.0, setting=None) for x in ('softmax', 'sinkhorn')]
-  )
+  parts = [
+    table(softmax),
+    table(sinkhorn),
+    table(row('softmax', 0, 5.0, norm='spectral')),
+  ]
+  whole = frames.concat(parts)
+  assert sorted(frames.over_seeds(whole)['mean']) == [-3, -1, 5]
+  (point,) = records(frames.differences(whole))
+  assert point['difference'] == -2
+  assert math.isnan(point['half_width'])
+
+
+def test_equal_differences_have_an_interval_of_no_width():
+  pairs = [
+    row(x, s, m) for s in (0, 1, 2) for x, m in (('softmax', 1), ('b', 2))
+  ]
+  (point,) = records(frames.differences(table(*pairs)))
+  assert (point['difference'], point['half_width']) == (1, 0)
+
+
+def test_select_takes_values_and_lists():
+  found = table(row('softmax', 0, 1.0), row('sinkhorn', 1, 2.0, norm='dong'))
+  assert list(frames.select(found, seed=[0, 1], normalizer='b')['mean']) == []
+  assert list(frames.select(found, seed=[0, 2])['mean']) == [1]
+  assert list(frames.select(found, norm='dong')['mean']) == [2]
+  assert frames.select(found, unknown=3).empty
 
 
 def test_value_statistics_leave_out_and_count_nan():
   values = np.array([[1.0, 3.0], [np.nan, 5.0], [np.nan, np.nan]])
-  found = tables.value_statistics(values)
+  found = frames.value_statistics(values)
   np.testing.assert_array_equal(found['mean'], [2, 5, np.nan])
   np.testing.assert_array_equal(found['std'], [1, 0, np.nan])
   np.testing.assert_array_equal(found['largest'], [3, 5, np.nan])
@@ -80,23 +123,32 @@ def test_value_statistics_leave_out_and_count_nan():
   np.testing.assert_array_equal(found['invalid'], [0, 1, 2])
 
 
+def test_by_depth():
+  found = frames.by_depth({'run': 'a', 'seed': None}, {'mean': np.ones(2)}, 1)
+  assert list(found) == ['run', 'seed', 'depth', 'mean']
+  assert list(found['depth']) == [1, 2]
+  assert found['seed'].isna().all()
+
+
 def test_write(tmp_path):
-  rows = [{'run': 'a, "b"', 'mean': math.nan}, {'mean': -math.inf, 'depth': 2}]
-  tables.write(tmp_path / 't', rows)
+  rows = table(
+    {'run': 'a, "b"', 'mean': math.nan}, {'mean': -math.inf, 'depth': 2}
+  )
+  frames.write(tmp_path / 't', rows)
   with (tmp_path / 't.csv').open() as file:
     assert list(csv.DictReader(file)) == [
       {'run': 'a, "b"', 'mean': '', 'depth': ''},
       {'run': '', 'mean': '-inf', 'depth': '2'},
     ]
   assert json.loads((tmp_path / 't.json').read_text()) == [
-    {'run': 'a, "b"', 'mean': None},
-    {'mean': None, 'depth': 2},
+    {'run': 'a, "b"', 'mean': None, 'depth': None},
+    {'run': None, 'mean': None, 'depth': 2},
   ]
 
 
 def test_write_raw(tmp_path):
   parts = [
-    tables.columns(
+    frames.raw(
       {'run': name},
       depth=np.arange(2)[:, None],
       example=np.array([7, 9, 4]),
@@ -104,7 +156,7 @@ def test_write_raw(tmp_path):
     )
     for name in ('a,"b"', 'c')
   ]
-  tables.write_raw(tmp_path / 'raw', parts)
+  frames.write_raw(tmp_path / 'raw', frames.concat(parts))
   with gzip.open(tmp_path / 'raw.csv.gz', 'rt') as file:
     rows = list(csv.DictReader(file))
   assert len(rows) == 12
