@@ -3,7 +3,7 @@
 The unit is the pair of runs with one seed. A test is about the mean over pairs
 of one number a pair: that it is above 0, or, with a margin, that it is nearer
 to 0 than that. It is a two-sided t test. All tests of a claim are corrected
-together (Holm 1979). With fewer than 3 pairs nothing can be told.
+together (Holm 1979). With fewer than 3 pairs every verdict is inconclusive.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ import numpy as np
 
 LEVEL = 0.05
 LEAST_COUNT = 3
-HOLDS = 'holds'
-FAILS = 'does not hold'
-UNKNOWN = 'cannot be told'
-VERDICTS = (HOLDS, FAILS, UNKNOWN)
+SUPPORTED = 'supported'
+CONTRADICTED = 'contradicted'
+INCONCLUSIVE = 'inconclusive'
+VERDICTS = (SUPPORTED, CONTRADICTED, INCONCLUSIVE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,15 +81,17 @@ def number(sample: Sample) -> str:
   return f'{sample.mean:+{form}} ± {half:{form}}'
 
 
-def numbers(
-  judged: Iterable['Judged'], number: Callable[[Sample], str] = number
-) -> str:
-  """Means with their intervals, and the depths they are of, as text."""
-  return ', '.join(
-    number(x.test.sample)
-    + ('' if x.test.depth is None else f' at {x.test.depth}')
-    for x in judged
-  )
+def ratio(factor: float, sample: Sample) -> str:
+  """A ratio with its interval, as text.
+
+  Args:
+    factor: the numbers are log10 of this over the ratio.
+    sample: of the numbers.
+  """
+  middle, half = factor / 10**sample.mean, 10**sample.half_width
+  if math.isnan(half):
+    return f'{middle:.2f}'
+  return f'{middle:.2f} ({middle / half:.2f} to {middle * half:.2f})'
 
 
 def welch(first: Mapping, second: Mapping) -> Sample:
@@ -123,12 +125,14 @@ class Test:
     depth: layer or path depth; None where there is none.
     sample: of the numbers.
     margin: if given, the claim is that the mean is nearer to 0 than this.
+    pairs: the numbers by seed, where they are those of pairs.
   """
 
   label: str
   depth: int | None
   sample: Sample
   margin: float | None = None
+  pairs: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
   @property
   def agrees(self) -> bool:
@@ -166,8 +170,8 @@ def of_pairs(
   margin: float | None = None,
 ) -> Test:
   """The test of numbers of pairs, by seed; what is NaN is no pair."""
-  numbers = [x for x in values.values() if not math.isnan(x)]
-  return Test(label, depth, sample(numbers), margin)
+  pairs = {k: float(v) for k, v in values.items() if not math.isnan(v)}
+  return Test(label, depth, sample(pairs.values()), margin, pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +218,8 @@ def judge(tests: Sequence[Test]) -> list[Judged]:
 
 def _verdict(test, corrected):
   if corrected >= LEVEL:
-    return UNKNOWN
-  return HOLDS if test.agrees else FAILS
+    return INCONCLUSIVE
+  return SUPPORTED if test.agrees else CONTRADICTED
 
 
 def by_label(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
@@ -227,7 +231,7 @@ def by_label(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
 
 
 def overall(judged: Sequence[Judged]) -> str:
-  """The verdict of a whole claim: where it holds, and where not."""
+  """The verdict of a whole claim: where it is supported, and where not."""
   found = {x.verdict for x in judged}
   if not judged:
     return 'not measured'
@@ -238,7 +242,7 @@ def overall(judged: Sequence[Judged]) -> str:
   for verdict in VERDICTS:
     members = by_label(x for x in judged if x.verdict == verdict)
     places = [_place(k, v, several) for k, v in members.items()]
-    if verdict == UNKNOWN and several:
+    if verdict == INCONCLUSIVE and several:
       # The others are named; their labels are long.
       places = ['the rest'] * bool(places)
     if places:

@@ -9,19 +9,22 @@ import math
 import pathlib
 from typing import Any
 
+import pandas as pd
+
 from analysis import sequence_length
 from analysis.common import curves
 from analysis.common import figures
+from analysis.common import frames
 from analysis.common import runs as runs_lib
 from analysis.common import statistics
-from analysis.common import tables
 from analysis.study import claims as claims_lib
 from analysis.study import comparisons
-from analysis.study import decay
+from analysis.study import evidence as evidence_lib
 from analysis.study import measure
 from analysis.study import plan
 from analysis.study import plots
 from analysis.study import robustness
+from analysis.study.claims import decay
 from analysis.study.evidence import Evidence
 from sinkformer_jax import errors
 from sinkformer_jax.training import workdir as workdir_lib
@@ -47,6 +50,8 @@ _COLUMNS = (
   'below_resolution',
   'invalid',
   'entropy',
+  'exponent',
+  'largest',
   'dtype',
 )
 _CURVES = ('path_products', 'layer_outputs', 'attention')
@@ -71,12 +76,12 @@ class Content:
     study: the study.
     answers: its claims.
     figures: to be drawn.
-    large_tables: by the name of their file: ``curves`` over runs,
+    tables: by the name of their file; those that are empty are not written.
+      ``tests`` and ``pairs`` (their numbers by seed), ``curves`` over runs,
       ``differences`` of pairs, ``depths`` (every run, where verdicts are),
-      ``comparisons`` (the main tests of every comparison).
-    variations: claims a to c under other choices; empty without runs.
+      ``comparisons``, ``levels``, ``losses`` and ``tuned`` (see the module
+      `comparisons`), ``robustness``, ``runs``.
     robustness: what other choices change, in sentences.
-    tables: small ones by title, for the page.
     notes: what a reader has to know.
     revisions: what measured.
   """
@@ -84,10 +89,8 @@ class Content:
   study: plan.Study
   answers: list[claims_lib.Answer]
   figures: list[curves.Plot]
-  large_tables: dict[str, list[tables.Row]]
-  variations: list[robustness.Variation]
+  tables: dict[str, pd.DataFrame]
   robustness: list[str]
-  tables: dict[str, list[dict]]
   notes: list[str]
   revisions: list[str]
 
@@ -104,11 +107,11 @@ def evidence_of(
     finished: its finished runs.
     measured: what has been measured of them.
   """
-  rows = [row for x in measured for row in x.rows]
-  rows += [row for run in finished for row in measure.training_rows(run)]
+  parts = [x.table for x in measured if len(x.table)]
+  table = frames.concat([*parts, *map(measure.training_table, finished)])
   num_layers = study.runs(pathlib.Path())[0].config().model.num_layers
   return {
-    x.tag: Evidence([row for row in rows if row['tag'] == x.tag], num_layers)
+    x.tag: Evidence(frames.select(table, tag=x.tag), num_layers)
     for x in study.comparisons
   }
 
@@ -129,33 +132,31 @@ def of_runs(
   """
   evidence = evidence_of(study, finished, measured)
   first = evidence[study.comparisons[0].tag]
-  answers, variations, tested = [], [], {}
+  answers, variations = [], pd.DataFrame()
   if not study.exploratory:
-    answers = claims_lib.answers(study.claims, first)
-    tested = {'comparisons': comparisons.rows(study, evidence)}
-    variations = robustness.variations(first, study.claims)
+    letters = claims_lib.letters(study.name)
+    answers = claims_lib.answers(letters, first)
+    variations = robustness.variations(first, letters)
+  losses = comparisons.losses(study, evidence, diverged)
   summary = robustness.summary(variations)
-  if study.looked_at:
-    summary += robustness.without(answers, first, study.looked_at)
+  if study.exploratory_seeds:
+    summary += robustness.without(answers, first, study.exploratory_seeds)
   problems = [note for x in measured for note in x.notes]
   return Content(
     study=study,
     answers=answers,
     figures=_figures(study, evidence, variations),
-    large_tables=_large_tables(list(evidence.values())) | tested,
-    variations=variations,
-    robustness=summary,
-    tables={
-      'Trainings side by side': comparisons.exploratory(
-        study, evidence, diverged
-      )
-      if study.exploratory
-      else comparisons.table(study, evidence),
-      'Learning rate tuned for each normalizer': comparisons.tuned(
-        study, evidence, diverged
-      ),
-      'Runs': [_run_row(x, evidence[x.comparison.tag]) for x in finished],
+    tables=_tests_and_pairs(answers)
+    | _large_tables(list(evidence.values()))
+    | {
+      'comparisons': comparisons.tests(study, evidence),
+      'levels': comparisons.levels(study, evidence),
+      'losses': losses,
+      'tuned': comparisons.tuned(study, evidence, losses),
+      'robustness': variations,
+      'runs': pd.DataFrame([_run_row(x) for x in finished]),
     },
+    robustness=summary,
     notes=list(
       dict.fromkeys([*_notes(study, finished, diverged, first), *problems])
     ),
@@ -170,255 +171,53 @@ def _figures(study, evidence, variations):
     return plots.of_comparisons(titles) + plots.along_training(titles)
   found = plots.of_runs(first, variations) + plots.along_training(titles)
   if study.texts:
-    rows = curves.select(first.rows, analysis='sequence_length')
+    rows = frames.select(first.table, analysis='sequence_length')
     found += sequence_length.plots(rows)
   return found
 
 
-def evidence_alone(study: plan.Study, result: tables.Result) -> Evidence:
+def evidence_alone(study: plan.Study, result: frames.Result) -> Evidence:
   """What is known in a study without runs, from its one analysis."""
-  at = {'analysis': study.alone, 'at': measure.LAST, 'tag': '', 'stack': ''}
-  return Evidence([x | at for x in result.summary], study.sizes.num_layers)
+  table = result.table().assign(
+    analysis=study.alone, at=measure.LAST, tag='', stack=''
+  )
+  return Evidence(table, study.sizes.num_layers)
 
 
-def alone(study: plan.Study, result: tables.Result) -> Content:
+def alone(study: plan.Study, result: frames.Result) -> Content:
   """The content of a study without runs, see `evidence_alone`."""
   evidence = evidence_alone(study, result)
+  answers = claims_lib.answers(claims_lib.letters(study.name), evidence)
   module = importlib.import_module(f'analysis.{study.alone}')
-  shown = curves.select(evidence.rows, norm='spectral', scaling='absolute')
-  names = (*_COLUMNS, 'group', 'scale', 'logit_norm', 'exponent')
+  shown = frames.select(evidence.table, norm='spectral', scaling='absolute')
+  names = (*_COLUMNS, 'group', 'scale', 'logit_norm')
   return Content(
     study=study,
-    answers=claims_lib.answers(study.claims, evidence),
-    figures=module.plots(result.summary),
-    large_tables={'curves': [_short(x, names) for x in shown]},
-    variations=[],
+    answers=answers,
+    figures=module.plots(result.table()),
+    tables=_tests_and_pairs(answers) | {'curves': _short(shown, names)},
     robustness=[],
-    tables={},
     notes=result.notes,
     revisions=[measure.revision()],
   )
 
 
-def _large_tables(evidences):
-  """Curves and differences of the first comparison, some depths of all."""
-  found = {
-    'curves': [],
-    'differences': [],
-    'depths': [
-      _short(x, _COLUMNS)
-      for evidence in evidences
-      for x in evidence.rows
-      if _is_shown(x) and x.get('depth') in (None, *evidence.depths)
-    ],
-  }
-  parts = {}
-  for row in evidences[0].rows:
-    is_curve = _is_shown(row) and row['analysis'] in _CURVES
-    if is_curve and row['seed'] in evidences[0].seeds:
-      parts.setdefault((row['analysis'], row['at']), []).append(row)
-  for (analysis, at), rows in parts.items():
-    about = {'analysis': analysis, 'at': at}
-    for name, of_rows in (
-      ('curves', tables.over_seeds),
-      ('differences', tables.differences),
-    ):
-      found[name] += [
-        about | _short(x, [k for k in x if k not in _SAME])
-        for x in of_rows(rows)
-      ]
-  return found
-
-
-def _short(row, names):
-  """Some columns, and no more digits than mean anything."""
-  return {
-    k: float(f'{v:.6g}') if isinstance(v, float) else v
-    for k in names
-    for v in [row.get(k)]
-  }
-
-
-def _is_shown(row):
-  """The headline of every run, and what claims and figures are made of."""
-  size = row.get('norm'), row.get('scaling')
-  absolute = size == ('spectral', 'absolute')
-  return {
-    'path_products': row['quantity'] == 'path, first layers' and absolute,
-    'layer_outputs': row['quantity'] == decay.FIXED.output
-    and size == ('spectral', 'relative')
-    and row['at'] == measure.LAST,
-    'attention': row['quantity'] == 'spread of column sums',
-    'mechanism': row['quantity'] == 'path, first layers',
-    'iterations': row['quantity'] == 'column error'
-    or (row.get('ablation') == decay.HEADS and absolute),
-    'matched_control': absolute,
-    'lipschitz': True,
-    'theory': True,
-    'step_time': True,
-    'sequence_length': True,
-    'training': True,
-  }.get(row['analysis'], False)
-
-
-def _notes(study, finished, diverged, first):
-  notes = []
-  planned = measure.pairs(study.runs(pathlib.Path()))
-  there = {x.name for x, _ in measure.pairs(finished)}
-  missing = {}
-  for run, _ in planned:
-    if run.name not in there:
-      missing.setdefault(run.comparison.title, []).append(str(run.seed))
-  if missing:
-    listed = [f'{k} (seed {", ".join(v)})' for k, v in missing.items()]
-    count = len(planned) - len(there)
-    notes.append(
-      f'{count} of {len(planned)} planned pairs {"is" if count == 1 else "are"}'
-      f' not finished, and not part of this: {"; ".join(listed)}.'
-    )
-  if len(study.looked_at) > 1:
-    listed = ', '.join(map(str, study.looked_at))
-    notes.append(
-      f'All pairs but those of seed {listed} were added when these had been'
-      ' looked at and told little. Intervals and p-values take no account of'
-      ' it; what changes without them is said below.'
-    )
-  notes += [
-    f'Measured of {x.title}: {x.sizes.num_examples} test examples,'
-    f' {x.sizes.num_paths} paths of each depth, {x.sizes.few_examples} examples'
-    ' for mechanism.'
-    for x in study.comparisons
-    if x.sizes and any(run.comparison == x for run in finished)
-  ]
-  notes += [
-    f'{x.name} diverged: {x.diverged()}. It is part of no pair.'
-    for x in diverged
-  ]
-  pairs = len(first.seeds)
-  if study.exploratory:
-    notes.append('Exploratory: no claim is tested, and no verdict given.')
-  elif pairs < statistics.LEAST_COUNT:
-    notes.append(
-      f'{statistics.pairs_text(pairs)} of runs: with fewer than'
-      f' {statistics.LEAST_COUNT} nothing can be told, and no verdict is given.'
-    )
-  for run in finished:
-    notice = _provenance(run)['data']['notice']
-    if notice:
-      notes.append(f'{notice}.')
-    if run.config().model.talking_heads:
-      notes.append(
-        f'{run.comparison.title}: {runs_lib.TALKING_HEADS}; logits that are'
-        ' swapped are those before the mix of weights.'
-      )
-  return list(dict.fromkeys(notes))
-
-
-def _provenance(run):
-  return workdir_lib.read_json(run.workdir / 'provenance.json')
-
-
-def _run_row(run, evidence):
-  result = workdir_lib.read_json(run.workdir / 'result.json')
-  provenance = _provenance(run)
-  data = provenance['data']
-  starts = provenance['starts']
-  epoch = evidence.value(
-    run.normalizer,
-    run.seed,
-    analysis='training',
-    quantity='seconds an epoch',
-  )
-  return {
-    'run': run.name,
-    'steps': result['step'],
-    'test accuracy': f'{result["test"]["accuracy"]:.4f}',
-    'validation accuracy': f'{result["validation"]["accuracy"]:.4f}',
-    'test loss': f'{result["test"]["loss"]:.4f}',
-    'largest column error': f'{result["test"]["column_error"]:.2g}',
-    'minutes': f'{result["train_s"] / 60:.0f}',
-    'minutes an epoch': f'{epoch / 60:.1f}',
-    'data': f'{data["name"]}, {data["splits"]["train"]} for training,'
-    f' {data["fingerprint"][:8]}',
-    'code': ', '.join(dict.fromkeys(map(_commit, starts))),
-  }
-
-
-def _commit(start):
-  commit, dirty, _ = start['git_commit'].partition('-dirty')
-  return f'{commit[:10]}{dirty}' or 'no checkout'
-
-
-def lines(answer: claims_lib.Answer) -> list[dict[str, Any]]:
-  """A claim's numbers and verdicts, a line for what differs in depth alone."""
-  claim = answer.claim
-  unit = f' {claim.unit}' if claim.unit else ''
-  return [
+def _tests_and_pairs(answers):
+  """Every test of every claim, and its numbers pair by pair."""
+  judged = [(x.claim.letter, y) for x in answers for y in x.judged]
+  tests = [{'claim': x, **_test_row(y)} for x, y in judged]
+  pairs = [
     {
-      'tested': label,
-      'measured': f'{statistics.numbers(members, claim.number)}{unit}',
-      'n': _range(x.test.sample.count for x in members),
-      'verdict': statistics.overall(members),
+      'claim': letter,
+      'label': x.test.label,
+      'depth': x.test.depth,
+      'seed': seed,
+      'value': value,
     }
-    for label, members in statistics.by_label(answer.judged).items()
+    for letter, x in judged
+    for seed, value in x.test.pairs.items()
   ]
-
-
-def _range(counts):
-  counts = sorted(set(counts))
-  return counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'
-
-
-def text(answer: claims_lib.Answer) -> list[str]:
-  """A claim and what came of it, as lines of text."""
-  claim = answer.claim
-  return [
-    f'{claim.letter}. {claim.statement} {answer.verdict}',
-    f'   {claim.definition}',
-    *(
-      f'   {x["tested"]}: {x["measured"]} (n = {x["n"]}): {x["verdict"]}'
-      for x in lines(answer)
-    ),
-    *(f'   {x}' for x in answer.details),
-  ]
-
-
-def as_json(content: Content) -> dict[str, Any]:
-  """What the page and other programs read."""
-  study = content.study
-  return {
-    'study': study.name,
-    'title': study.title,
-    'preset': study.preset,
-    'training': study.comparisons[0].title if study.comparisons else '',
-    'sizes': dataclasses.asdict(study.sizes),
-    'claims': [_claim_json(study, x) for x in content.answers],
-    'figures': [
-      {'name': x.name, 'caption': x.caption} for x in content.figures
-    ],
-    'robustness': content.robustness,
-    'choices': robustness.matrix(content.variations),
-    'tables': content.tables,
-    'notes': content.notes,
-    'revisions': content.revisions,
-  }
-
-
-def _claim_json(study, answer):
-  claim = answer.claim
-  return {
-    'letter': claim.letter,
-    'statement': claim.statement,
-    'source': claim.source,
-    'definition': claim.definition,
-    'unit': claim.unit,
-    'verdict': answer.verdict,
-    'lines': lines(answer),
-    'details': answer.details,
-    'command': f'python -m launch.reproduce --study={study.name}'
-    f' --preset={study.preset} --claims={claim.letter}',
-    'tests': [_test_row(x) for x in answer.judged],
-  }
+  return {'tests': pd.DataFrame(tests), 'pairs': pd.DataFrame(pairs)}
 
 
 def _test_row(judged):
@@ -436,25 +235,222 @@ def _test_row(judged):
   }
 
 
-def write(content: Content, folder: pathlib.Path) -> dict[str, Any]:
-  """Writes tables and figures; returns what is in `CONTENT`."""
-  folder.mkdir(parents=True, exist_ok=True)
-  found = _finite(as_json(content))
-  tests = [
-    {'claim': x['letter'], **test}
-    for x in found['claims']
-    for test in x['tests']
+def _large_tables(evidences):
+  """Curves and differences of the first comparison, some depths of all."""
+  depths = [
+    _short(
+      shown[shown['depth'].isna() | shown['depth'].isin(evidence.depths)],
+      _COLUMNS,
+    )
+    for evidence in evidences
+    if len(evidence.table)
+    for shown in [evidence.table[_is_shown(evidence.table)]]
   ]
-  tables.write(folder / 'tests', tests)
-  for name, rows in content.large_tables.items():
-    tables.write(folder / name, rows)
-  if content.variations:
-    tables.write(folder / 'robustness', robustness.rows(content.variations))
+  found = {'curves': [], 'differences': [], 'depths': depths}
+  first = evidences[0]
+  shown = first.table[_is_shown(first.table)]
+  rows = frames.select(shown, analysis=_CURVES, seed=first.seeds)
+  for (analysis, at), part in rows.groupby(['analysis', 'at'], sort=False):
+    about = {'analysis': analysis, 'at': at}
+    for name, of_rows in (
+      ('curves', frames.over_seeds),
+      ('differences', frames.differences),
+    ):
+      table = of_rows(part)
+      names = [x for x in table if x not in _SAME]
+      found[name].append(_short(table, names).assign(**about))
+  return {name: frames.concat(parts) for name, parts in found.items()}
+
+
+def _short(table, names):
+  """Some columns, and no more digits than mean anything."""
+  table = table.reindex(columns=list(names))
+  floats = table.select_dtypes('float').columns
+  rounded = {
+    x: [float(f'{y:.6g}') for y in table[x]] for x in floats if x != 'depth'
+  }
+  return table.assign(**rounded)
+
+
+def _is_shown(table):
+  """The headline of every run, and what claims and figures are made of."""
+  absolute = (table['norm'] == 'spectral') & (table['scaling'] == 'absolute')
+  relative = (table['norm'] == 'spectral') & (table['scaling'] == 'relative')
+  quantity = table['quantity']
+  paths = quantity == 'path, first layers'
+  everything = pd.Series(True, table.index)
+  wanted = {
+    'path_products': paths & absolute,
+    'layer_outputs': relative
+    & (table['at'] == measure.LAST)
+    & quantity.isin(['hidden', decay.FIXED.output]),
+    'attention': quantity == 'spread of column sums',
+    'mechanism': paths,
+    'iterations': (quantity == 'column error')
+    | ((table['ablation'] == decay.HEADS) & absolute),
+    'matched_control': absolute | (quantity == 'logit spread'),
+    'lipschitz': everything,
+    'theory': everything,
+    'step_time': everything,
+    'sequence_length': everything,
+    'training': everything,
+  }
+  chosen = pd.Series(False, table.index)
+  for analysis, where in wanted.items():
+    chosen |= (table['analysis'] == analysis) & where
+  return chosen
+
+
+def _notes(study, finished, diverged, first):
+  notes = []
+  planned = measure.pairs(study.runs(pathlib.Path()))
+  there = {x.name for x, _ in measure.pairs(finished)}
+  missing = {}
+  for run, _ in planned:
+    if run.name not in there:
+      missing.setdefault(run.comparison.title, []).append(str(run.seed))
+  if missing:
+    listed = [f'{k} (seed {", ".join(v)})' for k, v in missing.items()]
+    count = len(planned) - len(there)
+    notes.append(
+      f'{count} of {len(planned)} planned pairs {"is" if count == 1 else "are"}'
+      f' not finished, and not part of this: {"; ".join(listed)}.'
+    )
+  if len(study.exploratory_seeds) > 1:
+    listed = ', '.join(map(str, study.exploratory_seeds))
+    notes.append(
+      f'The pairs of seed {listed} are exploratory: all other pairs were added'
+      ' when the results of these were known. Intervals and p-values take no'
+      ' account of it; what changes without them is said below.'
+    )
+  notes += [
+    f'Measured of {x.title}: {x.sizes.num_examples} test examples,'
+    f' {x.sizes.num_paths} paths of each depth, {x.sizes.few_examples} examples'
+    ' for mechanism.'
+    for x in study.comparisons
+    if x.sizes and any(run.comparison == x for run in finished)
+  ]
+  notes += [
+    f'{x.name} diverged: {x.diverged()}. It is part of no pair.'
+    for x in diverged
+  ]
+  pairs = len(first.seeds)
+  if study.exploratory:
+    notes.append('Exploratory: no claim is tested, and no verdict given.')
+  elif pairs < statistics.LEAST_COUNT:
+    notes.append(
+      f'There {"is" if pairs == 1 else "are"} {statistics.pairs_text(pairs)} of'
+      f' runs: with fewer than {statistics.LEAST_COUNT} every verdict is'
+      f' {statistics.INCONCLUSIVE}.'
+    )
+  for run in finished:
+    notice = _provenance(run)['data']['notice']
+    if notice:
+      notes.append(f'{notice}.')
+    if run.config().model.talking_heads:
+      notes.append(
+        f'{run.comparison.title}: {runs_lib.TALKING_HEADS}; logits that are'
+        ' swapped are those before the mix of weights.'
+      )
+  return list(dict.fromkeys(notes))
+
+
+def _provenance(run):
+  return workdir_lib.read_json(run.workdir / 'provenance.json')
+
+
+def _run_row(run):
+  result = workdir_lib.read_json(run.workdir / 'result.json')
+  provenance = _provenance(run)
+  data = provenance['data']
+  (seconds,) = frames.select(
+    measure.training_table(run), quantity='seconds an epoch'
+  )['mean']
+  return {
+    'run': run.name,
+    'steps': result['step'],
+    'test_accuracy': result['test']['accuracy'],
+    'validation_accuracy': result['validation']['accuracy'],
+    'test_loss': result['test']['loss'],
+    'column_error': result['test']['column_error'],
+    'minutes': result['train_s'] / 60,
+    'minutes_an_epoch': seconds / 60,
+    'data': data['name'],
+    'training_examples': data['splits']['train'],
+    'fingerprint': data['fingerprint'][:8],
+    'code': ', '.join(dict.fromkeys(map(_commit, provenance['starts']))),
+  }
+
+
+def _commit(start):
+  commit, dirty, _ = start['git_commit'].partition('-dirty')
+  return f'{commit[:10]}{dirty}' or 'no checkout'
+
+
+def text(answer: claims_lib.Answer) -> list[str]:
+  """A claim and what came of it, as lines of text."""
+  claim = answer.claim
+  lines = [
+    f'{claim.letter}. {claim.statement} {answer.verdict}',
+    f'   {claim.definition}',
+  ]
+  unit = f' {claim.unit}' if claim.unit else ''
+  for x in answer.judged:
+    where = '' if x.test.depth is None else f' at {x.test.depth}'
+    lines.append(
+      f'   {x.test.label}{where}: {claim.number(x.test.sample)}{unit}'
+      f' (n = {x.test.sample.count}): {x.verdict}'
+    )
+  return [*lines, *(f'   {x}' for x in answer.details)]
+
+
+def as_json(content: Content) -> dict[str, Any]:
+  """What the page and other programs read, beside the tables."""
+  study = content.study
+  return {
+    'study': study.name,
+    'title': study.title,
+    'preset': study.preset,
+    'training': study.comparisons[0].title if study.comparisons else '',
+    'sizes': dataclasses.asdict(study.sizes),
+    'claims': [_claim_json(study, x) for x in content.answers],
+    'figures': [
+      {'name': x.name, 'caption': x.caption} for x in content.figures
+    ],
+    'robustness': content.robustness,
+    'notes': content.notes,
+    'revisions': content.revisions,
+  }
+
+
+def _claim_json(study, answer):
+  claim = answer.claim
+  return {
+    'letter': claim.letter,
+    'statement': claim.statement,
+    'source': claim.source,
+    'definition': claim.definition,
+    'unit': claim.unit,
+    'ratio': claim.ratio,
+    'verdict': answer.verdict,
+    'details': answer.details,
+    'command': f'python -m launch.reproduce --study={study.name}'
+    f' --preset={study.preset} --claims={claim.letter}',
+    'tests': [_test_row(x) for x in answer.judged],
+  }
+
+
+def write(content: Content, folder: pathlib.Path) -> None:
+  """Writes tables, figures and `CONTENT`."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, table in content.tables.items():
+    if len(table):
+      frames.write(folder / name, table)
   for plot in content.figures:
     figures.save(folder / plot.name, plot.draw, plot.size)
+  found = _finite(as_json(content))
   text = json.dumps(found, indent=1, ensure_ascii=False)
   workdir_lib.write_text(folder / CONTENT, text + '\n')
-  return found
 
 
 def _finite(x):
@@ -466,9 +462,21 @@ def _finite(x):
 
 
 def read(folder: pathlib.Path) -> dict[str, Any] | None:
-  """What `write` has written; None if nothing is there."""
+  """What `write` has written; None if nothing is there.
+
+  With ``folder``, and under ``tables`` its small tables by name.
+  """
   path = folder / CONTENT
-  return workdir_lib.read_json(path) if path.exists() else None
+  if not path.exists():
+    return None
+  found = workdir_lib.read_json(path)
+  names = ('comparisons', 'levels', 'losses', 'tuned', 'robustness', 'runs')
+  tables = {
+    name: pd.read_csv(folder / f'{name}.csv')
+    for name in names
+    if (folder / f'{name}.csv').exists()
+  }
+  return found | {'folder': folder, 'tables': tables}
 
 
 def check_preset(folder: pathlib.Path, preset: str) -> None:

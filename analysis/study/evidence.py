@@ -1,11 +1,12 @@
 """Summary tables of one comparison, looked up by run and point."""
 
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Mapping
 import math
+from typing import Any
 
-from analysis.common import tables
+import pandas as pd
+
 from analysis.study import measure
 from analysis.study import plan
 
@@ -23,7 +24,8 @@ _POINT = (
   'at',
   'depth',
 )
-Values = dict[int, float]
+# One number a pair, by seed; NaN where there is none.
+Values = pd.Series
 NAMES = {plan.SOFTMAX: 'softmax', plan.SINKHORN: 'Sinkhorn'}
 
 
@@ -35,30 +37,35 @@ class Evidence:
   given) and ``depth``; those that do not apply are left out.
 
   Attributes:
-    rows: all of them.
+    table: all rows.
     depths: where verdicts are given: 4, 12 and 24, as far as the models are
       deep, and the last layer.
     seeds: of the pairs.
   """
 
-  def __init__(self, rows: Iterable[tables.Row], num_layers: int):
-    self.rows = list(rows)
+  def __init__(self, table: pd.DataFrame, num_layers: int):
+    self.table = table
     self.depths = depths(num_layers)
-    self._rows = {}
-    seeds = {}
-    for row in self.rows:
-      self._rows[row['normalizer'], row['seed'], *_key(row)] = row
-      trained = row.get('trained') or row['normalizer']
-      seeds.setdefault(trained, set()).add(row['seed'])
-    both = (seeds.get(x, set()) for x in (plan.SOFTMAX, plan.SINKHORN))
-    self.seeds = sorted(set.intersection(*both))
+    self._rows = {
+      (row['normalizer'], row['seed'], *_key(row)): row
+      for row in table.to_dict('records')
+    }
+    self.seeds = []
+    if len(table):
+      # Some analyses read a run with the other normalizer too.
+      trained = table['normalizer']
+      if 'trained' in table:
+        named = table['trained'].fillna('') != ''
+        trained = table['trained'].where(named, trained)
+      both = (set(table['seed'][trained == x]) for x in NAMES)
+      self.seeds = sorted(set.intersection(*both))
 
   def without(self, seeds: Collection[int]) -> 'Evidence':
     """The same without some pairs."""
-    rows = [x for x in self.rows if x['seed'] not in seeds]
-    return Evidence(rows, self.depths[-1])
+    left = self.table[~self.table['seed'].isin(list(seeds))]
+    return Evidence(left, self.depths[-1])
 
-  def row(self, normalizer: str, seed: int, **point) -> tables.Row | None:
+  def row(self, normalizer: str, seed: int, **point) -> dict[str, Any] | None:
     """One row; None if it has not been measured."""
     point = {'at': measure.LAST} | point
     return self._rows.get((normalizer, seed, *_key(point)))
@@ -72,13 +79,12 @@ class Evidence:
     is a mean of had to be left out.
     """
     row = self.row(normalizer, seed, **point)
-    if row is None or is_selection(row):
-      return math.nan
-    return row[column]
+    return math.nan if row is None or is_selection(row) else row[column]
 
   def values(self, normalizer: str, column: str = 'mean', **point) -> Values:
     """The same number of the runs of all pairs, by seed."""
-    return {x: self.value(normalizer, x, column, **point) for x in self.seeds}
+    found = [self.value(normalizer, x, column, **point) for x in self.seeds]
+    return pd.Series(found, self.seeds, float)
 
   def difference(
     self, column: str = 'mean', sinkhorn: Mapping | None = None, **point
@@ -91,21 +97,22 @@ class Evidence:
       **point: of both.
     """
     own = point | dict(sinkhorn or {})
-    return minus(
-      self.values(plan.SINKHORN, column, **own),
-      self.values(plan.SOFTMAX, column, **point),
+    return self.values(plan.SINKHORN, column, **own) - self.values(
+      plan.SOFTMAX, column, **point
     )
 
 
-def is_selection(row: tables.Row) -> bool:
+def is_selection(row: Mapping[str, Any]) -> bool:
   """Whether more than `MOST_LEFT_OUT` of its values had to be left out."""
-  left_out = row.get('below_resolution', 0) + row.get('invalid', 0)
-  return left_out > MOST_LEFT_OUT * (left_out + row['count'])
+  counts = (row.get(x, 0) for x in ('below_resolution', 'invalid', 'count'))
+  below, invalid, count = (0 if x is None or x != x else x for x in counts)
+  return below + invalid > MOST_LEFT_OUT * (below + invalid + count)
 
 
 def _key(point):
   values = (point.get(x) for x in _POINT)
-  return tuple('' if x is None else x for x in values)
+  # What does not apply is missing in a table, and left out in a point.
+  return tuple('' if x is None or x != x else x for x in values)
 
 
 def depths(num_layers: int) -> tuple[int, ...]:
@@ -114,29 +121,11 @@ def depths(num_layers: int) -> tuple[int, ...]:
   return tuple(dict.fromkeys([*before, num_layers]))
 
 
-def minus(first: Values, second: Values) -> Values:
-  """Differences, by seed."""
-  return {k: first[k] - second[k] for k in first}
-
-
 def least(*several: Values) -> Values:
   """The smallest of numbers with the same seed; NaN if one is."""
-  return {
-    k: math.nan
-    if any(math.isnan(x[k]) for x in several)
-    else min(x[k] for x in several)
-    for k in several[0]
-  }
+  return pd.concat(several, axis=1).min(axis=1, skipna=False)
 
 
 def mean(*several: Values) -> Values:
-  """Means of numbers with the same seed."""
-  return {
-    k: math.fsum(x[k] for x in several) / len(several) for k in several[0]
-  }
-
-
-def over_seeds(values: Values) -> float:
-  """The mean of what exists; NaN if nothing does."""
-  numbers = [x for x in values.values() if not math.isnan(x)]
-  return math.fsum(numbers) / len(numbers) if numbers else math.nan
+  """Means of numbers with the same seed; NaN if one is."""
+  return pd.concat(several, axis=1).mean(axis=1, skipna=False)

@@ -21,9 +21,10 @@ import pathlib
 import statistics
 from typing import Any
 
+import pandas as pd
+
 from analysis.common import command
 from analysis.common import machine
-from analysis.common import tables
 from analysis.study import plan
 from sinkformer_jax import data
 from sinkformer_jax.training import metrics
@@ -185,12 +186,12 @@ class Measured:
   """What a job gave.
 
   Attributes:
-    rows: of the summary table.
+    table: the summary table.
     notes: what a reader has to know.
     by: revision and versions of what measured.
   """
 
-  rows: list[tables.Row]
+  table: pd.DataFrame
   notes: list[str]
   by: str
 
@@ -226,8 +227,8 @@ class Store:
     """The rows of a job that has been done."""
     with gzip.open(self.path(job), 'rt', encoding='utf-8') as file:
       content = json.load(file)
-    rows = [self._located(job, row) for row in content['rows']]
-    return Measured(rows, content['notes'], content['by'])
+    table = _located(job, pd.DataFrame(content['rows']))
+    return Measured(table, content['notes'], content['by'])
 
   def _write(self, job, result):
     self._directory.mkdir(parents=True, exist_ok=True)
@@ -238,7 +239,7 @@ class Store:
       'options': job.options,
       'by': revision(),
       'notes': result.notes,
-      'rows': result.summary,
+      'rows': result.table().to_dict('records'),
     }
     path = self.path(job)
     temporary = path.with_suffix(f'.{os.getpid()}.tmp')
@@ -263,21 +264,23 @@ class Store:
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     return self._directory / f'{job.analysis}_{names}_{job.step}_{key}.json.gz'
 
-  def _located(self, job, row):
-    tag = job.runs[0].comparison.tag
-    last = row['step'] == _last_step(job.runs[0])
-    return row | {
-      'analysis': job.analysis,
-      # Some analyses read a run with the other normalizer too.
-      'trained': job.runs[0].normalizer if len(job.runs) == 1 else '',
-      'tag': tag,
-      'at': LAST if last else row['step'],
-      # Stacks of matrices that no run has by itself.
-      'stack': row['group']
-      if job.analysis in ('iterations', 'mechanism')
-      else '',
-      'setting': tag,
-    }
+
+def _located(job, table):
+  """The table with what tells it from those of other jobs."""
+  if table.empty:
+    return table
+  tag = job.runs[0].comparison.tag
+  steps = table['step'].astype(object)
+  return table.assign(
+    analysis=job.analysis,
+    # Some analyses read a run with the other normalizer too.
+    trained=job.runs[0].normalizer if len(job.runs) == 1 else '',
+    tag=tag,
+    at=steps.where(steps != _last_step(job.runs[0]), LAST),
+    # Stacks of matrices that no run has by itself.
+    stack=table['group'] if job.analysis in ('iterations', 'mechanism') else '',
+    setting=tag,
+  )
 
 
 def _identity(workdir):
@@ -308,8 +311,8 @@ def revision() -> str:
   return ', '.join([f'revision {commit}', *versions])
 
 
-def training_rows(run: plan.PlannedRun) -> list[tables.Row]:
-  """What the training itself recorded: accuracies, seconds of a step."""
+def training_table(run: plan.PlannedRun) -> pd.DataFrame:
+  """What the training itself recorded: accuracies, seconds of an epoch."""
   result = workdir_lib.read_json(run.workdir / 'result.json')
   provenance = workdir_lib.read_json(run.workdir / 'provenance.json')
   rates = [
@@ -326,20 +329,16 @@ def training_rows(run: plan.PlannedRun) -> list[tables.Row]:
     'test loss': result['test']['loss'],
     'seconds an epoch': provenance['data']['splits']['train'] / rate,
   }
-  return [
-    {
-      'run': run.name,
-      'analysis': 'training',
-      'tag': run.comparison.tag,
-      'setting': run.comparison.tag,
-      'normalizer': run.normalizer,
-      'seed': run.seed,
-      'step': result['step'],
-      'at': LAST,
-      'stack': '',
-      'quantity': name,
-      'mean': value,
-      'count': 1,
-    }
-    for name, value in values.items()
-  ]
+  table = pd.DataFrame(values.items(), columns=['quantity', 'mean'])
+  return table.assign(
+    run=run.name,
+    analysis='training',
+    tag=run.comparison.tag,
+    setting=run.comparison.tag,
+    normalizer=run.normalizer,
+    seed=run.seed,
+    step=result['step'],
+    at=LAST,
+    stack='',
+    count=1,
+  )

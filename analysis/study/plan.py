@@ -75,15 +75,14 @@ class Study:
     name: of its directory of results.
     title: of its page.
     preset: one of `studies.PRESETS`.
-    claims: letters of the claims it answers.
     sizes: how much is measured of comparisons that do not say it themselves.
     configs: config file of the softmax and of the Sinkhorn runs, with preset.
     comparisons: the first is the one that verdicts are about. None for studies
       without runs.
     grid: tags of the comparisons from which each normalizer's learning rate is
       chosen on validation data; empty for no such comparison.
-    looked_at: seeds of the pairs that had been looked at when the tests were
-      fixed, or when it was decided how many there are.
+    exploratory_seeds: seeds of the pairs that had been seen when the tests were
+      fixed, or when it was decided how many pairs there are.
     alone: the analysis of a study without runs.
     texts: whether examples differ in length.
     exploratory: whether its comparisons are shown side by side, without
@@ -93,12 +92,11 @@ class Study:
   name: str
   title: str
   preset: str
-  claims: str
   sizes: Sizes
   configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
   comparisons: tuple[Comparison, ...] = ()
   grid: tuple[str, ...] = ()
-  looked_at: tuple[int, ...] = ()
+  exploratory_seeds: tuple[int, ...] = ()
   alone: str = ''
   texts: bool = False
   exploratory: bool = False

@@ -4,34 +4,29 @@ One choice is changed at a time, but norms and scalings together. A choice that
 changes a verdict is one that a paper has to name.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
-import math
+
+import pandas as pd
 
 from analysis import iterations
+from analysis.common import frames
 from analysis.common import naming
 from analysis.common import statistics
 from analysis.study import claims as claims_lib
-from analysis.study import decay
+from analysis.study.claims import decay
 from analysis.study.evidence import Evidence
 from sinkformer_jax.rank import NORMS
 from sinkformer_jax.rank import SCALINGS
 
 # What a floor lifts a residual by at least, log10.
 _FLOOR = 0.1
-
 _TESTS = {
   'a': decay.path_products,
   'b': decay.layer_results,
   'c': decay.shallow_and_skips,
 }
-_SHORT = {
-  statistics.HOLDS: 'holds',
-  statistics.FAILS: 'does not',
-  statistics.UNKNOWN: '?',
-}
-# How norms and scalings are called.
+# What norms and scalings are called.
 _NORMS = {'spectral': 'spectral', 'frobenius': 'Frobenius', 'composite': 'Dong'}
 _SCALINGS = {
   'absolute': 'absolute',
@@ -42,35 +37,20 @@ _AVERAGES = {
   'log10_of_mean': 'mean of residuals instead of log10',
   'log10_of_rms': 'RMS of residuals instead of mean of log10',
 }
-_CHANGED = 'c, what changes'
 _EXACT = 'exact RMS over all paths, Frobenius norm'
-
-
-@dataclasses.dataclass(frozen=True)
-class Variation:
-  """A test of a claim under a choice.
-
-  Attributes:
-    claim: its letter.
-    choice: title of the choice.
-    judged: the test.
-    fixed: the verdict of the choice that was fixed beforehand.
-  """
-
-  claim: str
-  choice: str
-  judged: statistics.Judged
-  fixed: str
-
-  @property
-  def changes(self) -> bool:
-    """Whether the choice changes the verdict; where there is none it cannot."""
-    return self.is_judged and self.judged.verdict != self.fixed
-
-  @property
-  def is_judged(self) -> bool:
-    """Whether enough pairs have a number."""
-    return self.judged.test.sample.count >= statistics.LEAST_COUNT
+_COLUMNS = (
+  'claim',
+  'choice',
+  'quantity',
+  'depth',
+  'mean',
+  'half_width',
+  'pairs',
+  'corrected_p',
+  'verdict',
+  'verdict_as_fixed',
+  'changes',
+)
 
 
 def choices() -> list[tuple[str, decay.Choice]]:
@@ -95,7 +75,7 @@ def choices() -> list[tuple[str, decay.Choice]]:
   for average, words in _AVERAGES.items():
     add('abc', words, average=average)
   add('ac', _EXACT, quantity='exact RMS', norm='frobenius')
-  add('ac', 'layers of a path drawn', layers='drawn')
+  add('ac', 'layers of a path sampled without replacement', layers='drawn')
   add('a', 'a skip as one more choice in each layer', factors=decay.WITH_SKIP)
   add('b', 'the FFN off', switches=decay.NO_FFN)
   add('b', 'attention skips off', switches=decay.NO_SKIP)
@@ -108,93 +88,71 @@ def choices() -> list[tuple[str, decay.Choice]]:
   return found
 
 
-def variations(evidence: Evidence, claims: str) -> list[Variation]:
+def variations(evidence: Evidence, claims: str) -> pd.DataFrame:
   """Each claim under each choice, the fixed one first.
 
   Args:
     evidence: of the pairs.
     claims: letters; of those that no choice is about nothing is said.
+
+  Returns:
+    A row for each claim, ``choice``, ``quantity`` (the test's label) and
+    ``depth``: ``mean``, ``half_width``, ``pairs``, ``corrected_p``,
+    ``verdict``, ``verdict_as_fixed`` (of the choice that was fixed beforehand)
+    and ``changes`` (whether the choice changes the verdict; where there are too
+    few pairs for one it cannot).
   """
-  found = []
-  for claim, tests in _TESTS.items():
-    if claim not in claims:
-      continue
-    fixed = statistics.judge(tests(evidence))
+  rows = []
+  for claim in [x for x in _TESTS if x in claims]:
+    fixed = statistics.judge(_TESTS[claim](evidence))
     mine = [choice for letter, choice in choices() if letter == claim]
     for choice in (decay.FIXED, *mine):
-      judged = statistics.judge(tests(evidence, choice))
+      judged = statistics.judge(_TESTS[claim](evidence, choice))
       if choice != decay.FIXED and not any(x.test.sample.count for x in judged):
         continue  # Not measured in this study.
-      found += [
-        Variation(claim, choice.title, x, y.verdict)
+      rows += [
+        _row(claim, choice.title, x, y.verdict)
         for x, y in zip(judged, fixed, strict=True)
       ]
-  return found
+  return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def rows(found: Iterable[Variation]) -> list[dict]:
-  """As a table."""
-  return [
-    {
-      'claim': x.claim,
-      'choice': x.choice,
-      'quantity': x.judged.test.label,
-      'depth': x.judged.test.depth,
-      'mean': x.judged.test.sample.mean,
-      'half_width': x.judged.test.sample.half_width,
-      'pairs': x.judged.test.sample.count,
-      'corrected_p': x.judged.corrected,
-      'verdict': x.judged.verdict,
-      'verdict_as_fixed': x.fixed,
-      'changes': x.changes,
-    }
-    for x in found
-  ]
-
-
-def matrix(found: Sequence[Variation]) -> list[dict[str, str]]:
-  """A line for each choice: verdicts, with a star where they are others.
-
-  Of claim c, which has more tests, those that are others. None where there are
-  too few pairs for any.
-  """
-  lines = {}
-  if _most_pairs(found) < statistics.LEAST_COUNT:
-    return []
-  for x in found:
-    line = lines.setdefault(x.choice, {'choice': x.choice})
-    test, verdict = x.judged.test, 'too few'
-    if x.is_judged:
-      verdict = _SHORT[x.judged.verdict]
-    where = '' if test.depth is None else f' at {test.depth}'
-    if x.claim != 'c':
-      line[f'{x.claim}{where}'] = f'{verdict}{" *" if x.changes else ""}'
-      continue
-    changed = line.setdefault(_CHANGED, '')
-    if x.changes:
-      also = f'{test.label}{where}: {verdict} *'
-      line[_CHANGED] = f'{changed}\n{also}' if changed else also
-  names = dict.fromkeys(name for line in lines.values() for name in line)
-  return [{k: x.get(k, '') for k in names} for x in lines.values()]
+def _row(claim, choice, judged, fixed):
+  test = judged.test
+  enough = test.sample.count >= statistics.LEAST_COUNT
+  values = (
+    claim,
+    choice,
+    test.label,
+    test.depth,
+    test.sample.mean,
+    test.sample.half_width,
+    test.sample.count,
+    judged.corrected,
+    judged.verdict,
+    fixed,
+    enough and judged.verdict != fixed,
+  )
+  return dict(zip(_COLUMNS, values, strict=True))
 
 
 def without(
-  claims: Sequence[claims_lib.Answer],
+  answers: Sequence[claims_lib.Answer],
   evidence: Evidence,
   seeds: Sequence[int],
 ) -> list[str]:
-  """Which verdicts change when pairs are left out.
+  """Which verdicts change when exploratory pairs are left out, in a sentence.
 
   Args:
-    claims: with all pairs.
+    answers: with all pairs.
     evidence: of all pairs.
-    seeds: of those that are left out; they had been looked at.
+    seeds: of those that are left out.
   """
   rest = evidence.without(seeds)
   if len(rest.seeds) < statistics.LEAST_COUNT:
     return []
   changed, count = [], 0
-  for answer in claims:
+  for answer in answers:
     again = claims_lib.answer(answer.claim, rest)
     for before, after in zip(answer.judged, again.judged, strict=True):
       count += 1
@@ -207,9 +165,7 @@ def without(
         )
   listed = f': {"; ".join(changed)}' if changed else ''
   which = (
-    'pair that had been looked at beforehand'
-    if len(seeds) == 1
-    else f'{len(seeds)} pairs that had been looked at before others were added'
+    'exploratory pair' if len(seeds) == 1 else f'{len(seeds)} exploratory pairs'
   )
   return [
     f'Without the {which} (seed {", ".join(map(str, seeds))}) {len(changed)} of'
@@ -217,70 +173,59 @@ def without(
   ]
 
 
-def summary(found: list[Variation]) -> list[str]:
+def summary(found: pd.DataFrame) -> list[str]:
   """Which choices change a verdict, and what the papers may have seen."""
-  if _most_pairs(found) < statistics.LEAST_COUNT:
-    lines = ['Too few pairs for a verdict that a choice could change.']
-    return lines * bool(found) + _open_rows(found)
-  lines = []
-  for claim in dict.fromkeys(x.claim for x in found):
-    mine = [x for x in found if x.claim == claim]
-    changing = dict.fromkeys(x.choice for x in mine if x.changes)
-    number = len({x.choice for x in mine}) - 1
-    text = f': {"; ".join(changing)}' if changing else ''
-    lines.append(
-      f'Claim {claim}: {len(changing)} of {number} other choices change a'
-      f' verdict{text}.'
-    )
-  return lines + _open_rows(found)
-
-
-def _most_pairs(found):
-  return max((x.judged.test.sample.count for x in found), default=0)
-
-
-def _open_rows(found):
-  """What ending on a column update would have shown."""
-  open_rows = f'Sinkhorn read with {naming.iterations(50, closed=False)}'
-  at = {
-    (x.choice, x.judged.test.depth): x.judged
-    for x in found
-    if x.claim == 'a' and not math.isnan(x.judged.test.sample.mean)
-  }
-  both = {
-    depth: (at[decay.FIXED.title, depth], judged)
-    for (choice, depth), judged in at.items()
-    if choice == open_rows and (decay.FIXED.title, depth) in at
-  }
-  if not both:
+  if found.empty:
     return []
-  closed, ended = zip(*both.values(), strict=True)
-  means = {d: [x.test.sample.mean for x in pair] for d, pair in both.items()}
-  lifted = [d for d, (before, now) in means.items() if now > before + _FLOOR]
-  turned = [d for d, (before, now) in means.items() if before <= 0 < now]
-  more = [d for d, (before, now) in means.items() if now > 2 * before > 0]
+  if found['pairs'].max() < statistics.LEAST_COUNT:
+    lines = [
+      'There are too few pairs for a verdict that a choice could change.'
+    ]
+    return lines + _column_closed(found)
+  lines = []
+  for claim, mine in found.groupby('claim'):
+    changing = mine[mine['changes']]['choice'].unique()
+    text = f': {"; ".join(changing)}' if len(changing) else ''
+    lines.append(
+      f'Claim {claim}: {len(changing)} of {mine["choice"].nunique() - 1} other'
+      f' choices change a verdict{text}.'
+    )
+  return lines + _column_closed(found)
+
+
+def _column_closed(found):
+  """What products that end on a column update would have shown."""
+  title = f'Sinkhorn read with {naming.iterations(50, closed=False)}'
+  fixed, ended = (
+    frames.select(found, claim='a', choice=x).set_index('depth')['mean']
+    for x in (decay.FIXED.title, title)
+  )
+  both = pd.DataFrame({'closed': fixed, 'ended': ended}).dropna()
+  if both.empty:
+    return []
+  lifted = both[both['ended'] > both['closed'] + _FLOOR].index
+  turned = both[(both['closed'] <= 0) & (both['ended'] > 0)].index
+  more = both[(both['closed'] > 0) & (both['ended'] > 2 * both['closed'])].index
   line = (
-    'Path products of Sinkhorn minus those of softmax, log10, with rows closed:'
-    f' {statistics.numbers(closed)}; if the same 50 iterations end on a column'
-    f' update instead: {statistics.numbers(ended)}.'
+    'Rows of the same 50 iterations, ended on a column update, do not sum to 1.'
   )
   line += (
-    f' Rows are then off 1, and at {_listed(lifted)} products end on a floor'
-    ' that has nothing to do with tokens.'
-    if lifted
-    else ' The floor on which such products end is not reached there.'
+    f' At depth {_listed(lifted)} their products end on a floor that is no'
+    ' property of the tokens.'
+    if len(lifted)
+    else ' The floor on which such products end is not reached at these depths.'
   )
   for depths, words in (
-    (turned, 'the claimed direction'),
-    (more, 'more of the claimed difference than there is'),
+    (turned, 'a difference in the claimed direction'),
+    (more, 'more than twice the claimed difference'),
   ):
-    if depths:
+    if len(depths):
       line += (
-        ' An implementation that stops on a column update would have seen'
-        f' {words} at {_listed(depths)}; the paper does not say which it has.'
+        f' An implementation that stops on a column update would see {words} at'
+        f' depth {_listed(depths)}. The paper does not say where it stops.'
       )
   return [line]
 
 
 def _listed(depths):
-  return ' and '.join(map(str, depths))
+  return ' and '.join(str(int(x)) for x in depths)

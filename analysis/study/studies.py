@@ -1,11 +1,12 @@
-"""The studies themselves: which runs of which presets, for which claims.
+"""The studies themselves: which runs of which presets.
 
   quick   minutes on 2 cores: one pair each, on little data
   cpu     a night or more on 2 cores: shortened trainings, said beside results
   full    the papers' size
   tiny    2 layers, for tests
 
-A further study is one more function, and one more line in `STUDIES`.
+A further study is one more function, and one more line in `STUDIES`. The claims
+that it answers name it.
 """
 
 from collections.abc import Callable
@@ -63,12 +64,11 @@ def _mnist(preset):
     name='mnist',
     title='MNIST: softmax and Sinkhorn attention, 24 layers',
     preset=preset,
-    claims='abcdefhiklmno',
     sizes=_LOOK.get(preset, Sizes()),
     configs=_configs('mnist', _small(preset)),
     comparisons=comparisons[preset],
     grid=grid if preset == 'cpu' else (),
-    looked_at=(0,) if preset == 'cpu' else (),
+    exploratory_seeds=(0,) if preset == 'cpu' else (),
   )
 
 
@@ -97,7 +97,6 @@ def _random_control(preset):
     name='random_control',
     title='Control: products of unrelated random attention matrices',
     preset=preset,
-    claims='g',
     sizes=sizes.get(preset, Sizes()),
     alone='random_control',
   )
@@ -108,7 +107,6 @@ def _theory(preset):
     name='theory',
     title='Theory: bounds of one layer, and the law of depth',
     preset=preset,
-    claims='j',
     sizes=Sizes(),
     alone='theory',
   )
@@ -129,7 +127,6 @@ def _ag_news(preset):
     name='ag_news',
     title='AG News: softmax and Sinkhorn attention, 24 layers',
     preset=preset,
-    claims='abcdefiklmn',
     sizes=_LOOK.get(preset, Sizes()),
     configs=_configs('ag_news', _small(preset)),
     comparisons=(comparisons[preset],),
@@ -167,11 +164,10 @@ def _cats_vs_dogs(preset):
     name='cats_vs_dogs',
     title='Cats and Dogs: softmax and Sinkhorn attention, 24 layers',
     preset=preset,
-    claims='abcdefiklmn',
     sizes=_LOOK.get(preset, Sizes()),
     configs=_configs('cats_vs_dogs', config_preset),
     comparisons=comparisons[preset],
-    looked_at=seeds if preset == 'cpu' else (),
+    exploratory_seeds=seeds if preset == 'cpu' else (),
   )
 
 
@@ -215,7 +211,6 @@ def _variants(preset):
     name='variants',
     title=f'Variants on MNIST, {words}: what the papers never trained',
     preset=preset,
-    claims='abln',
     sizes=_LOOK.get(preset, Sizes()),
     configs=_configs('mnist', _small(preset)),
     comparisons=(_pair(tag, 'as in the study of MNIST', overrides), *others),
@@ -281,7 +276,6 @@ def _sinkformers(name, words, preset, comparison):
     name=f'sinkformers_{name}',
     title=f'{words} as the Sinkformers had it: 6 layers, 8 heads, n_it 1 and 3',
     preset=preset,
-    claims='abklmn',
     sizes=(_LOOK | {'cpu': _FEW}).get(preset, Sizes()),
     configs=_configs(name, 'sinkformers'),
     comparisons=(comparison,),
