@@ -6,7 +6,6 @@ to 0 than that. It is a two-sided t test. All tests of a claim are corrected
 together (Holm 1979). With fewer than 3 pairs every verdict is inconclusive.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence

@@ -19,7 +19,6 @@ from analysis.common import runs as runs_lib
 from analysis.common import statistics
 from analysis.study import claims as claims_lib
 from analysis.study import comparisons
-from analysis.study import evidence as evidence_lib
 from analysis.study import measure
 from analysis.study import plan
 from analysis.study import plots

@@ -8,20 +8,22 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 import textwrap
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from analysis import iterations
 from analysis.common import curves
 from analysis.common import figures
+from analysis.common import frames
 from analysis.common import naming
 from analysis.common import statistics
-from analysis.common import tables
-from analysis.study import decay
 from analysis.study import evidence as evidence_lib
 from analysis.study import measure
 from analysis.study import plan
-from analysis.study import robustness
+from analysis.study.claims import causes
+from analysis.study.claims import decay
 from analysis.study.evidence import Evidence
 from analysis.study.evidence import NAMES
 
@@ -32,17 +34,23 @@ _ASIDE = (
 )
 
 
-def of_runs(
-  evidence: Evidence, found: Sequence[robustness.Variation]
-) -> list[Plot]:
+class _Interval(NamedTuple):
+  """What a forest plot needs of a sample."""
+
+  mean: float
+  half_width: float
+  count: int
+
+
+def of_runs(evidence: Evidence, variations: pd.DataFrame) -> list[Plot]:
   """Figures of a comparison of runs.
 
   Args:
     evidence: of the comparison that verdicts are about.
-    found: claims under other choices.
+    variations: claims under other choices, see `robustness.variations`.
   """
   drawn = [make(evidence) for make in (_paths, _outputs, _training, _causes)]
-  return [*drawn, _robustness(found), *_iterations(evidence)]
+  return [*drawn, _robustness(variations), *_iterations(evidence)]
 
 
 def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
@@ -59,7 +67,7 @@ def along_training(titles: Mapping[Evidence, str]) -> list[Plot]:
       points[f'{textwrap.fill(title, 34)}\n({pairs})'] = rows, evidence.depths
   if len(points) < 2:
     return []
-  rows = [x for found, _ in points.values() for x in found]
+  rows = frames.concat([found for found, _ in points.values()])
   columns = min(len(points), 4)
   lines = math.ceil(len(points) / columns)
   return [
@@ -97,7 +105,7 @@ def _draw_along(ax, rows, depths):
   ends = {depth: {} for depth in depths}
   for number, group in enumerate(curves.groups(rows)):
     for depth in depths:
-      own = curves.select(rows, group=group, depth=depth)
+      own = frames.select(rows, group=group, depth=depth)
       label = group if depth == depths[0] else None
       style = figures.curve(number)
       end = _draw_steps(ax, own, float, style, label, number)
@@ -106,7 +114,7 @@ def _draw_along(ax, rows, depths):
   # Where the longer one ends.
   longest = {k: max(v, key=lambda x: x[0]) for k, v in drawn.items() if v}
   _name_ends(ax, longest)
-  last = max((x['step'] for x in rows), default=1)
+  last = int(rows['step'].max()) if len(rows) else 1
   missing = [x for k, v in ends.items() for x in _unresolved(k, v, last)]
   if missing:
     words = textwrap.fill(f'depth {", ".join(missing)}: not resolved', 48)
@@ -139,7 +147,7 @@ def of_comparisons(titles: Mapping[Evidence, str]) -> list[Plot]:
     for evidence, title in titles.items()
     if evidence.seeds
   }
-  rows = [x for found in points.values() for x in found]
+  rows = frames.concat(list(points.values()))
   return [
     Plot(
       'comparisons',
@@ -160,12 +168,11 @@ def _draw_comparisons(fig, points, rows):
   panels = fig.subplots(1, 2, sharey=True)
   for ax, (normalizer, name) in zip(panels, NAMES.items(), strict=True):
     for number, (title, found) in enumerate(points.items()):
-      own = curves.select(found, normalizer=normalizer)
-      own = [x | {'std': 0.0} for x in own]
-      curves.draw(ax, own, figures.curve(number), title)
+      own = frames.select(found, normalizer=normalizer)
+      curves.draw(ax, own, figures.curve(number), title, band=False)
     ax.set_title(name)
     ax.set_xlabel('path depth k')
-  panels[0].set_ylabel('log10 of the residual')
+  panels[0].set_ylabel(curves.RESIDUAL)
   curves.legend_above(fig, panels[0], ncols=3, fontsize=8)
   curves.finish(fig, rows)
 
@@ -173,13 +180,12 @@ def _draw_comparisons(fig, points, rows):
 def _iterations(evidence):
   rows = _rows(evidence, analysis='iterations', at=measure.LAST)
   # Stacks of the same logits, not runs, are compared.
-  return iterations.plots([x | {'group': x['stack']} for x in rows])
+  return iterations.plots(rows.assign(group=rows['stack'])) if len(rows) else []
 
 
 def _rows(evidence, **values):
   """Rows of pairs alone: a run without its partner would shift a mean."""
-  rows = curves.select(evidence.rows, **values)
-  return [x for x in rows if x['seed'] in evidence.seeds]
+  return frames.select(evidence.table, **values, seed=evidence.seeds)
 
 
 def _paths(evidence):
@@ -193,7 +199,7 @@ def _paths(evidence):
       ' and paths; bars: between seeds. Right: Sinkhorn minus softmax, each'
       ' pair (thin), the mean over pairs, and its 95% t interval. Dotted: the'
       ' depths of the verdicts.',
-      curves.describe_pairs(tables.differences(rows)),
+      curves.describe_pairs(frames.differences(rows)),
     ),
     (8, 3.6),
     lambda fig: _draw_paths(fig, rows, evidence),
@@ -202,20 +208,15 @@ def _paths(evidence):
 
 def _draw_paths(fig, rows, evidence):
   left, right = fig.subplots(1, 2)
-  curves.draw_group_curves(left, rows, curves.groups(rows))
+  curves.draw_groups(left, rows)
   left.set_ylabel('log10 of the residual')
   left.legend()
   for seed in evidence.seeds:
-    points = tables.differences([x for x in rows if x['seed'] == seed])
-    points.sort(key=lambda x: x['depth'])
-    right.plot(
-      [x['depth'] for x in points],
-      [x['difference'] for x in points],
-      color='#aaaaaa',
-      linewidth=0.7,
-    )
+    points = frames.differences(frames.select(rows, seed=seed))
+    points = points.sort_values('depth')
+    right.plot('depth', 'difference', data=points, color='#aaaaaa', lw=0.7)
   # Black: the pairs are grey, and stay so without colour.
-  curves.draw_difference(right, tables.differences(rows), figures.curve(0))
+  curves.draw_difference(right, frames.differences(rows), figures.curve(0))
   right.set_ylabel('Sinkhorn minus softmax, log10')
   for ax in (left, right):
     ax.set_xlabel('path depth k')
@@ -249,17 +250,8 @@ def _outputs(evidence):
 
 
 def _draw_outputs(fig, rows):
-  panels = fig.subplots(2, 2, sharex=True)
-  names = curves.groups(rows)
-  for ax, ablation in zip(panels.flat, naming.ABLATIONS.values(), strict=True):
-    curves.draw_group_curves(ax, curves.select(rows, ablation=ablation), names)
-    ax.set_title(ablation)
-  for ax in panels[:, 0]:
-    ax.set_ylabel('log10 of the residual')
-  for ax in panels[-1]:
-    ax.set_xlabel('layer')
-  panels[0, 0].legend()
-  curves.finish(fig, rows)
+  ablations = {x: {'ablation': x} for x in naming.ABLATIONS.values()}
+  curves.small_multiples(fig, rows, ablations, wrap=2, sharey=False)
 
 
 def _training(evidence):
@@ -294,7 +286,7 @@ def _draw_training(fig, rows, spread, depths):
   for number, depth in enumerate(depths):
     # Styles of their own: the first two are the normalizers'.
     style = figures.curve(number + 2)
-    own = curves.select(spread, depth=depth)
+    own = frames.select(spread, depth=depth)
     name = f'softmax, layer {depth}'
     _draw_steps(right, own, np.log10, style, name, number)
   right.set_xlabel('training step')
@@ -326,15 +318,14 @@ def _name_ends(ax, ends):
 def _draw_steps(ax, rows, transform, style, label, number=0):
   """One curve over steps, the number-th at these; where it ends, if it is."""
   # Means of a selection are no points; nor are those of some of the runs.
-  left_out = {x['step'] for x in rows if evidence_lib.is_selection(x)}
-  rows = [x for x in rows if x['step'] not in left_out]
-  steps = sorted({x['step'] for x in rows})
-  if not steps:
+  chosen = [evidence_lib.is_selection(x) for x in rows.to_dict('records')]
+  rows = rows[~rows['step'].isin(rows['step'][chosen])]
+  if rows.empty:
     return None
-  samples = [
-    statistics.sample(transform(x['mean']) for x in rows if x['step'] == step)
-    for step in steps
-  ]
+  samples = rows.groupby('step')['mean'].agg(
+    lambda values: statistics.sample(transform(values.to_numpy()))
+  )
+  steps = [int(x) for x in samples.index]
   half = [x.half_width for x in samples]
   # Aside, so that bars can be told apart.
   shift = 0.012 * number * steps[-1]
@@ -346,7 +337,7 @@ def _draw_steps(ax, rows, transform, style, label, number=0):
     capsize=2,
     label=label,
   )
-  return steps[-1], samples[-1].mean
+  return steps[-1], samples.iloc[-1].mean
 
 
 def _causes(evidence):
@@ -355,13 +346,15 @@ def _causes(evidence):
     statistics.of_pairs(
       'whole difference, as trained',
       depth,
-      decay.whole_difference(evidence, depth),
+      causes.whole_difference(evidence, depth),
     )
     for depth in evidence.depths
   ]
-  points, added = {}, decay.added_causes(evidence)
-  for test in [*whole, *decay.causes(evidence), *added]:
-    points.setdefault(test.label, {})[test.depth] = test.sample
+  points, added = {}, causes.added_causes(evidence)
+  for test in [*whole, *causes.causes(evidence), *added]:
+    points.setdefault(test.label, {})[test.depth] = _Interval(
+      test.sample.mean, test.sample.half_width, test.sample.count
+    )
   hollow = {(x.label, x.depth) for x in added}
   return Plot(
     'causes',
@@ -372,7 +365,7 @@ def _causes(evidence):
       ' of their own). First block: the whole difference of trained models is'
       ' the sum of the two below it. Second: both models at temperatures that'
       ' give the same entropy in each layer; softmax without the column bias of'
-      ' its logits. Third, open, added when results had been seen: all on the'
+      ' its logits. Third, open, exploratory: all on the'
       ' logits of softmax, at temperatures that give its entropy in each layer;'
       ' the first is the sum of the two below it.',
       _INTERVAL,
@@ -391,15 +384,16 @@ def _draw_causes(fig, points, depths, hollow, rows):
   curves.finish(fig, rows)
 
 
-def _robustness(found):
+def _robustness(variations):
   points, changed = {'a': {}, 'b': {}}, set()
-  for x in found:
-    if x.claim in points:
-      depth = x.judged.test.depth
-      points[x.claim].setdefault(x.choice, {})[depth] = x.judged.test.sample
-      if x.changes:
-        changed.add((x.claim, x.choice, depth))
-  depths = sorted({x.judged.test.depth for x in found if x.claim == 'a'})
+  mine = frames.select(variations, claim=['a', 'b'])
+  for x in mine.itertuples():
+    points[x.claim].setdefault(x.choice, {})[x.depth] = _Interval(
+      x.mean, x.half_width, x.pairs
+    )
+    if x.changes:
+      changed.add((x.claim, x.choice, x.depth))
+  depths = sorted(frames.select(variations, claim='a')['depth'].unique())
   heights = [len(x) for x in points.values()]
   return Plot(
     'robustness',
@@ -423,7 +417,7 @@ def _draw_robustness(fig, points, depths, heights, changed):
 
 def _draw_forest(
   panels,
-  points: Mapping[str, Mapping[int, statistics.Sample]],
+  points: Mapping[str, Mapping[int, _Interval]],
   depths: Sequence[int],
   hollow: Collection[tuple[str, int]] = (),
 ):
@@ -483,7 +477,7 @@ def _draw_forest(
         va='center',
         transform=ax.get_yaxis_transform(),
       )
-    ax.set_title(f'depth {depth}')
+    ax.set_title(f'depth {depth:.0f}')
     ax.set_xlabel('difference of log10')
     ax.locator_params(axis='x', nbins=5)
   panels[0].set_yticks(

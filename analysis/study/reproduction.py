@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from analysis.common import command
-from analysis.common import tables
+from analysis.common import frames
 from analysis.study import claims
 from analysis.study import content as content_lib
 from analysis.study import estimate
@@ -51,7 +51,7 @@ class Reproduction:
       errors.UserError: for claims that no study has, directories with other
         runs than those planned, and results of another preset.
     """
-    known = ''.join(x.claims for x in self.studies)
+    known = ''.join(claims.letters(x.name) for x in self.studies)
     for letter in self.letters:
       if letter not in list(known):
         raise errors.UserError(
@@ -125,8 +125,8 @@ class Reproduction:
   def _runs_of_results(self, study):
     """Names of the runs that results of an earlier start are of."""
     there = content_lib.read(self._folder(study))
-    rows = there['tables'].get('Runs', []) if there else []
-    return {x['run'] for x in rows}
+    known = bool(there) and 'runs' in there['tables']
+    return set(there['tables']['runs']['run']) if known else set()
 
   def _runs_of(self, study):
     """Its runs; of single claims only those that they are about."""
@@ -198,7 +198,8 @@ class Reproduction:
 
   def _asked(self, study):
     """Letters of the study's claims that are asked for."""
-    return [x for x in study.claims if not self.letters or x in self.letters]
+    known = claims.letters(study.name)
+    return [x for x in known if not self.letters or x in self.letters]
 
   def _analyses(self, study):
     """Modules that measure what is asked for."""
@@ -262,16 +263,17 @@ class Reproduction:
   def _write(self, contents):
     for content in contents:
       folder = self._folder(content.study)
-      found = content_lib.write(content, folder)
-      page.write([found], [folder], folder)
+      content_lib.write(content, folder)
+      found = content_lib.read(folder)
+      page.write(found)
       for line in page.answer(found):
-        print(line)
+        print(f'{content.study.name}: {line}')
     there = self._results()
     own = [x for x in map(self._folder, self.studies) if x in there]
     if len(own) == 1:
       print(f'Page: {own[0] / page.PAGE}')
     if len(there) > 1:
-      page.write(list(there.values()), list(there), self.output)
+      page.write_all(list(there.values()), self.output)
       print(f'Page of all studies: {self.output / page.PAGE}')
 
   def _results(self):
@@ -290,7 +292,7 @@ def _names(these):
   return ', '.join(x.name for x in these)
 
 
-def _measure_alone(study: plan.Study) -> tables.Result:
+def _measure_alone(study: plan.Study) -> frames.Result:
   """The one analysis of a study without runs."""
   module = importlib.import_module(f'analysis.{study.alone}')
   options = dataclasses.asdict(study.sizes) | {'seed': 0, 'num_iters': 50}
