@@ -14,7 +14,8 @@ import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import tables
+from analysis.common import frames
+from analysis.common import naming
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -36,9 +37,9 @@ _LOGARITHMIC = ('row error', 'column error', 'spread of column sums')
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Statistics of attention and tokens of each run."""
-  result = tables.Result([], {'attention_raw': [], 'tokens_raw': []})
+  result = frames.Result()
   for subject in subjects:
     progress.part(f'attention of {subject.name}')
     _measure_run(subject, options, progress, result)
@@ -46,58 +47,48 @@ def measure(
 
 
 def _measure_run(subject, options, progress, result):
-  # Imported late: see `command`.
-  from sinkformer_jax import encoder
-
   about = subject.about()
   values = {quantity: [] for quantity in QUANTITIES}
-  for capture in subject.chunks(
-    options['num_examples'], options['seed'], encoder.Ablation(), progress
-  ):
-    result.notes.extend(subject.problems(capture))
+  for capture in subject.captures(options, progress, result.notes):
     found = _values(capture)
     for quantity, x in found.items():
       values[quantity].append(x)
-    named = {k.replace(' ', '_'): v for k, v in found.items()}
-    short = {k: about[k] for k in ('run', 'normalizer', 'seed', 'step')}
-    short['dtype'] = capture.about['dtype']
-    examples = np.array(capture.about['examples'])
-    for table, first in (('attention_raw', 1), ('tokens_raw', 0)):
-      own = {
-        name.replace(' ', '_'): named[name.replace(' ', '_')]
-        for name, start in QUANTITIES.items()
-        if start == first
-      }
-      shape = next(iter(own.values())).shape
-      layer = np.arange(first, first + shape[0])
-      if first:
-        result.raw[table].append(
-          tables.columns(
-            short,
-            layer=layer[:, None, None],
-            example=examples[:, None],
-            head=np.arange(shape[2]),
-            **own,
-          )
-        )
-      else:
-        result.raw[table].append(
-          tables.columns(short, layer=layer[:, None], example=examples, **own)
-        )
-  for quantity, parts in values.items():
-    result.summary.extend(
-      tables.summary_rows(
-        about
-        | {
-          'quantity': quantity,
-          'ablation': 'skip on, FFN on',
-          'dtype': 'float64',
-          'examples': options['num_examples'],
-        },
-        tables.value_statistics(np.concatenate(parts, 1)),
-        QUANTITIES[quantity],
-      )
+    keys = {k: about[k] for k in ('run', 'normalizer', 'seed', 'step')}
+    _add_raw(keys | {'dtype': capture.about['dtype']}, found, capture, result)
+  about |= {
+    'ablation': naming.ABLATIONS[True, True],
+    'dtype': 'float64',
+    'examples': options['num_examples'],
+  }
+  result.summary += [
+    frames.by_depth(
+      about | {'quantity': quantity},
+      frames.value_statistics(np.concatenate(parts, 1)),
+      QUANTITIES[quantity],
     )
+    for quantity, parts in values.items()
+  ]
+
+
+def _add_raw(about, found, capture, result):
+  """A row for each head, and for tokens one for each example."""
+  examples = np.array(capture.about['examples'])
+  for table, first in (('attention_raw', 1), ('tokens_raw', 0)):
+    own = {
+      name.replace(' ', '_'): found[name]
+      for name, start in QUANTITIES.items()
+      if start == first
+    }
+    shape = next(iter(own.values())).shape
+    layers = np.arange(first, first + shape[0])
+    axes = {'layer': layers[:, None], 'example': examples}
+    if first:
+      axes = {
+        'layer': layers[:, None, None],
+        'example': examples[:, None],
+        'head': np.arange(shape[2]),
+      }
+    result.add_raw(table, frames.raw(about, **axes, **own))
 
 
 def _values(capture):
@@ -129,7 +120,7 @@ def _values(capture):
   }
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
   return [
     curves.Plot(
@@ -152,38 +143,40 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 def _draw(fig, rows):
   names = curves.groups(rows)
-  panels = fig.subplots(4, 2, sharex=True)
-  panels[-1, -1].axis('off')
-  for ax, quantity in zip(panels.flat, QUANTITIES, strict=False):
-    points = curves.select(rows, quantity=quantity)
-    if quantity in _LOGARITHMIC:
-      points = [x | {'std': 0.0} for x in points]
+
+  def panel(ax, part):
+    is_logarithmic = part['quantity'].isin(_LOGARITHMIC).any()
+    curves.draw_groups(ax, part, names, band=not is_logarithmic)
+    if is_logarithmic:
       ax.set_yscale('log')
-    if quantity == 'row error':
+    if (part['quantity'] == 'row error').any():
       # Rounding, but for a fault: its ups and downs say nothing.
       ax.set_ylim(1e-17, 1)
-    curves.draw_group_curves(ax, points, names)
-    ax.set_title(quantity)
-  for ax in panels[-1]:
-    ax.set_xlabel('layer')
-  panels[0, 0].legend(fontsize=8)
-  curves.finish(fig, rows)
+
+  curves.small_multiples(
+    fig,
+    rows,
+    {x: {'quantity': x} for x in QUANTITIES},
+    wrap=2,
+    panel=panel,
+    ylabel='',
+    sharey=False,
+  )
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """Largest errors, and means over layers, as text."""
   lines = []
-  for run in dict.fromkeys(x['run'] for x in summary):
-    rows = curves.select(summary, run=run)
+  for run, rows in summary.groupby('run', sort=False):
     texts = []
     for quantity in QUANTITIES:
-      points = curves.select(rows, quantity=quantity)
+      points = frames.select(rows, quantity=quantity)
       if quantity in _LOGARITHMIC:
-        largest = np.fmax.reduce([x['largest'] for x in points])
-        text = f'{largest:.1e} at most'
+        text = f'{points["largest"].max():.1e} at most'
       else:
-        text = f'{points[0]["mean"]:.3g} to {points[-1]["mean"]:.3g}'
-      if any(x['invalid'] for x in points):
+        first, last = points['mean'].iloc[[0, -1]]
+        text = f'{first:.3g} to {last:.3g}'
+      if points['invalid'].any():
         text += ' (some are invalid and left out)'
       texts.append(f'{quantity} {text}')
     lines.append(f'{run}: {"; ".join(texts)} (first to last layer)')

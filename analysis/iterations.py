@@ -18,8 +18,8 @@ import numpy as np
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import figures
+from analysis.common import frames
 from analysis.common import naming
-from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -39,21 +39,20 @@ READ = tuple(x for x in PATHS if x[0] <= 50)
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Column errors, path products and tokens for several iterations."""
-  result = tables.Result([])
+  result = frames.Result()
   used = [x for x in subjects if x.normalizer == 'sinkhorn']
   if not used:
     result.notes.append('No iterations: it needs a Sinkhorn run.')
   for subject in used:
     progress.part(f'iterations: {subject.name}')
     _measure_logits(subject, options, progress, result)
-    for num_iters, closed in READ:
+    for stack in READ:
       progress.part(
-        f'iterations: {subject.name} read with'
-        f' {naming.iterations(num_iters, closed)}'
+        f'iterations: {subject.name} read with {naming.iterations(*stack)}'
       )
-      _measure_tokens(subject, num_iters, closed, options, progress, result)
+      _measure_tokens(subject, *stack, options, progress, result)
   return result
 
 
@@ -69,69 +68,53 @@ def _about(subject, options, stack):
 def _measure_logits(subject, options, progress, result):
   # Imported late: see `command`.
   from analysis.common import runs
-  from sinkformer_jax import encoder
   from sinkformer_jax import rank
-  from sinkformer_jax.rank import mechanism
 
-  model = subject.run.config.model
-  heads = {
-    words: rank.sample_paths(
-      options['seed'],
-      model.num_layers,
-      model.num_heads,
-      options['num_paths'],
-      skip=skip,
-    )
+  chosen = {
+    words: subject.paths(options | {'skip': skip})
     for words, skip in (('heads only', False), ('skip a choice', True))
   }
-  parts = {(*stack, words): [] for stack in PATHS for words in heads}
+  parts = {(stack, words): [] for stack in PATHS for words in chosen}
   errors = {x: [] for x in COUNTS}
-  row_errors = {stack: [] for stack in PATHS}
-
-  def measure_paths(stack, attention, mask):
-    row_errors[stack].append(rank.marginal_errors(attention, mask)[0].max())
-    for words, paths in heads.items():
-      parts[*stack, words].append(
-        rank.path_residuals(
+  marginals = {stack: runs.Marginals() for stack in PATHS}
+  for capture in subject.captures(options, progress, result.notes):
+    mask = capture.mask
+    for count in COUNTS:
+      attention = rank.mechanism.normalize(capture.logits, count, mask)
+      errors[count].append(rank.marginal_errors(attention, mask)[1])
+    for stack in PATHS:
+      attention = _stack(capture.logits, *stack, mask)
+      marginals[stack].see(attention, mask)
+      for words, paths in chosen.items():
+        residuals = rank.path_residuals(
           attention, paths, mask, norms=('spectral',), plain=not stack[1]
         )
-      )
-
-  for capture in subject.chunks(
-    options['num_examples'], options['seed'], encoder.Ablation(), progress
-  ):
-    result.notes.extend(subject.problems(capture))
-    mask = capture.mask
-    for num_iters in COUNTS:
-      attention = mechanism.normalize(capture.logits, num_iters, mask)
-      errors[num_iters].append(rank.marginal_errors(attention, mask)[1])
-      if (num_iters, True) in PATHS:
-        measure_paths((num_iters, True), attention, mask)
-    for num_iters, closed in PATHS:
-      if not closed:
-        # One less, as its last row update is the closing one.
-        attention = mechanism.normalize(capture.logits, num_iters - 1, mask)
-        measure_paths((num_iters, False), end_on_columns(attention), mask)
-  result.summary.extend(_error_rows(subject, options, errors))
-  for (*stack, words), chunks in parts.items():
+        parts[stack, words].append(residuals)
+  for count, values in errors.items():
+    about = _about(subject, options, naming.iterations(count)) | {
+      'quantity': 'column error',
+      'ablation': naming.ABLATIONS[True, True],
+    }
+    statistics = frames.value_statistics(np.concatenate(values, 1))
+    result.summary.append(frames.by_depth(about, statistics, first_depth=1))
+  for (stack, words), chunks in parts.items():
     about = _about(subject, options, naming.iterations(*stack)) | {
       'quantity': 'path, first layers',
       'ablation': words,
       'paths': options['num_paths'],
       # Not of the run's own attention, which is `row_error` elsewhere.
-      'row_error_of_stack': float(max(row_errors[*stack])),
+      'row_error_of_stack': marginals[stack].row_error,
     }
-    result.summary.extend(runs.residual_rows(about, runs.concatenate(chunks)))
+    result.summary.append(runs.residual_table(about, rank.concatenate(chunks)))
 
 
-def _error_rows(subject, options, errors):
-  for num_iters, values in errors.items():
-    yield from tables.summary_rows(
-      _about(subject, options, naming.iterations(num_iters))
-      | {'quantity': 'column error', 'ablation': 'skip on, FFN on'},
-      tables.value_statistics(np.concatenate(values, 1)),
-      first_depth=1,
-    )
+def _stack(logits, num_iters, closed, mask):
+  from sinkformer_jax.rank import mechanism
+
+  if closed:
+    return mechanism.normalize(logits, num_iters, mask)
+  # One less, as its last row update is the closing one.
+  return end_on_columns(mechanism.normalize(logits, num_iters - 1, mask))
 
 
 def end_on_columns(weights):
@@ -154,11 +137,9 @@ def _measure_tokens(subject, num_iters, closed, options, progress, result):
   read = subject.read_with(normalizer)
   for switches in ((True, True), (False, True)):
     parts = {quantity: [] for quantity in layer_outputs.QUANTITIES}
-    for capture in read.chunks(
-      options['num_examples'],
-      options['seed'],
-      encoder.Ablation(*switches),
-      progress,
+    # What is wrong with a capture is said by `_measure_logits`.
+    for capture in read.captures(
+      options, progress, [], encoder.Ablation(*switches)
     ):
       for quantity, x in layer_outputs.tokens(capture).items():
         parts[quantity].append(
@@ -169,20 +150,16 @@ def _measure_tokens(subject, num_iters, closed, options, progress, result):
         'quantity': quantity,
         'ablation': naming.ABLATIONS[switches],
       }
-      result.summary.extend(runs.residual_rows(about, runs.concatenate(chunks)))
+      table = runs.residual_table(about, rank.concatenate(chunks))
+      result.summary.append(table)
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  if not summary:
+  if summary.empty:
     return []
-  paths = curves.select(
-    summary,
-    quantity='path, first layers',
-    ablation='heads only',
-    scaling='absolute',
-  )
-  errors = curves.select(summary, quantity='column error')
+  paths = _paths(summary)
+  errors = frames.select(summary, quantity='column error')
   return [
     curves.Plot(
       'iterations',
@@ -192,10 +169,10 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         ' iterations. Left: largest deviation of a column sum from 1, mean over'
         ' examples and heads, log10; mean over seeds. Right: spectral norm of'
         ' the residual of path products (first k layers), absolute; bars:'
-        ' standard deviation between seeds. All that are closed by a row update'
-        ' lie on one curve; those that end on a column update are plain'
-        ' products of matrices whose rows are off 1, by up to'
-        f' {max(x["row_error_of_stack"] for x in paths):.1e}.',
+        ' standard deviation between seeds. All row-closed ones lie on one'
+        ' curve; column-closed ones are plain products of matrices whose rows'
+        ' do not sum to 1, with row errors of up to'
+        f' {paths["row_error_of_stack"].max():.1e}.',
       ),
       (9, 4.8),
       lambda fig: _draw(fig, errors, paths),
@@ -203,29 +180,36 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
   ]
 
 
+def _paths(summary):
+  return frames.select(
+    summary,
+    quantity='path, first layers',
+    ablation='heads only',
+    scaling='absolute',
+  )
+
+
 def _draw(fig, errors, paths):
   left, right = fig.subplots(1, 2)
   # A number of iterations looks the same in both.
   styles = {x: figures.curve(number) for number, x in enumerate(COUNTS)}
-  for count in COUNTS:
-    points = [
-      x | {'mean': float(np.log10(x['mean'])), 'std': 0.0}
-      for x in curves.select(errors, group=naming.iterations(count))
-      if x['mean'] > 0
-    ]
+  errors = errors[errors['mean'] > 0]
+  errors = errors.assign(mean=np.log10(errors['mean']))
+  for count, style in styles.items():
+    name = naming.iterations(count)
+    points = frames.select(errors, group=name)
     # Errors after many iterations differ by decades between seeds.
-    curves.draw(
-      left, points, styles[count], naming.iterations(count), bars=False
-    )
+    curves.draw(left, points, style, name, bars=False, band=False)
   left.set_xlabel('layer')
   left.set_ylabel('log10 of the column error')
-  for count, closed in PATHS:
-    points = curves.select(paths, group=naming.iterations(count, closed))
-    points = [x | {'std': 0.0} for x in points]
-    style = styles[count] | ({} if closed else {'markerfacecolor': 'white'})
-    curves.draw(right, points, style, naming.iterations(count, closed))
+  for stack in PATHS:
+    name = naming.iterations(*stack)
+    style = styles[stack[0]]
+    style = style if stack[1] else style | {'markerfacecolor': 'white'}
+    points = frames.select(paths, group=name)
+    curves.draw(right, points, style, name, band=False)
   right.set_xlabel('path depth k')
-  right.set_ylabel('log10 of the residual')
+  right.set_ylabel(curves.RESIDUAL)
   for ax in (left, right):
     ax.legend(
       fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=2
@@ -233,33 +217,24 @@ def _draw(fig, errors, paths):
   curves.finish(fig, paths)
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """Column errors and the residual at a few depths, as text."""
+  if summary.empty:
+    return []
+  errors = frames.select(summary, quantity='column error')
+  worst = errors.groupby(['run', 'group'], sort=False)['mean'].max()
   lines = []
-  for run in dict.fromkeys(x['run'] for x in summary):
-    own = curves.select(summary, run=run, quantity='column error')
-    worst = {
-      count: max(
-        x['mean'] for x in curves.select(own, group=naming.iterations(count))
-      )
-      for count in COUNTS
-    }
-    texts = [f'{count}: {error:.1e}' for count, error in worst.items()]
+  for run in errors['run'].unique():
+    texts = [
+      f'{count}: {worst[run, naming.iterations(count)]:.1e}' for count in COUNTS
+    ]
     lines.append(
       f'{run}: mean column error of the worst layer by iterations:'
       f' {", ".join(texts)}'
     )
-  paths = curves.select(
-    summary,
-    quantity='path, first layers',
-    ablation='heads only',
-    scaling='absolute',
+  return lines + curves.headline(
+    _paths(summary), 'Path products, first k layers, spectral norm'
   )
-  if paths:
-    lines += curves.headline(
-      paths, 'Path products, first k layers, spectral norm'
-    )
-  return lines
 
 
 if __name__ == '__main__':

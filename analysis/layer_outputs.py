@@ -9,6 +9,7 @@ runs: what training has not changed is no effect of it.
 """
 
 from collections.abc import Sequence
+import itertools
 from typing import Any
 
 from absl import flags
@@ -17,8 +18,8 @@ import numpy as np
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import figures
+from analysis.common import frames
 from analysis.common import naming
-from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -33,18 +34,17 @@ QUANTITIES = {
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Residuals at every layer of each run, trained and at step 0."""
-  result = tables.Result([], {'layer_outputs_raw': []})
+  result = frames.Result()
   for subject in subjects:
     states = [subject]
     if subject.run.step:
       states.append(subject.at_step(0))
     for state in states:
-      for switches in naming.ABLATIONS:
+      for switches, words in naming.ABLATIONS.items():
         progress.part(
-          f'layer outputs of {state.name}, step {state.run.step},'
-          f' {naming.ABLATIONS[switches]}'
+          f'layer outputs of {state.name}, step {state.run.step}, {words}'
         )
         _measure_state(state, switches, options, progress, result)
   return result
@@ -58,33 +58,24 @@ def _measure_state(subject, switches, options, progress, result):
 
   about = subject.about() | {'ablation': naming.ABLATIONS[switches]}
   parts = {quantity: [] for quantity in QUANTITIES}
-  marginals = []
-  for capture in subject.chunks(
-    options['num_examples'],
-    options['seed'],
-    encoder.Ablation(*switches),
-    progress,
+  marginals = runs.Marginals()
+  for capture in subject.captures(
+    options, progress, result.notes, encoder.Ablation(*switches)
   ):
-    result.notes.extend(subject.problems(capture))
-    marginals.append(rank.marginal_errors(capture.attention, capture.mask))
+    marginals.see(capture.attention, capture.mask)
     for quantity, x in tokens(capture).items():
       residuals = rank.residual_norms(x, capture.mask)
       parts[quantity].append(residuals)
       examples = capture.about['examples']
-      result.raw['layer_outputs_raw'].append(
-        _raw(about | {'quantity': quantity}, examples, residuals)
-      )
-  row_error, column_error = (
-    float(np.max(np.concatenate(x, 1))) for x in zip(*marginals, strict=True)
-  )
+      raw = _raw(about | {'quantity': quantity}, examples, residuals)
+      result.add_raw('layer_outputs_raw', raw)
   for quantity, chunks in parts.items():
     rows = about | {
       'quantity': quantity,
       'examples': options['num_examples'],
-      'row_error': row_error,
-      'column_error': column_error,
+      **marginals.columns(),
     }
-    result.summary.extend(runs.residual_rows(rows, runs.concatenate(chunks)))
+    result.summary.append(runs.residual_table(rows, rank.concatenate(chunks)))
 
 
 def tokens(capture) -> dict[str, np.ndarray]:
@@ -100,19 +91,18 @@ def tokens(capture) -> dict[str, np.ndarray]:
 
 
 def _raw(about, examples, residuals):
-  names = ('run', 'normalizer', 'seed', 'step', 'ablation', 'quantity')
-  return tables.columns(
-    {k: about[k] for k in names} | {'dtype': residuals.dtype},
+  from analysis.common import runs
+
+  keys = ('run', 'normalizer', 'seed', 'step', 'ablation', 'quantity')
+  return runs.raw_residuals(
+    {k: about[k] for k in keys},
+    residuals,
     example=np.array(examples),
     depth=np.arange(len(residuals.invalid))[:, None],
-    **{f'log10_{k}': v for k, v in residuals.log10.items()},
-    **{f'log10_whole_{k}': v for k, v in residuals.log10_whole.items()},
-    below_resolution=residuals.below_resolution,
-    invalid=residuals.invalid,
   )
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
   scalings = {
     'relative': 'divided by the norm of what it is the residual of',
@@ -121,27 +111,28 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
   result = []
   for quantity, words in QUANTITIES.items():
     for scaling, meaning in scalings.items():
-      rows = curves.select(
+      rows = frames.select(
         summary, quantity=quantity, norm='spectral', scaling=scaling
       )
+      caption = curves.caption(
+        rows,
+        f'Spectral norm of the residual of {words}, {meaning}, against the'
+        ' layer, of trained models and of step 0 of the same runs, read with'
+        ' attention skip and FFN on and off.',
+        curves.LEGEND,
+      )
+      what = f'log10 of the residual of {words}, {scaling}'
       result.append(
         curves.Plot(
           f'layer_outputs_{quantity}_{scaling}',
-          curves.caption(
-            rows,
-            f'Spectral norm of the residual of {words}, {meaning}, against the'
-            ' layer, of trained models and of step 0 of the same runs, read'
-            ' with attention skip and FFN on and off.',
-            curves.LEGEND,
-          ),
+          caption,
           (8, 6),
-          lambda fig, rows=rows, what=f'{words}, {scaling}': _draw(
-            fig, rows, what
-          ),
+          lambda fig, rows=rows, what=what: _draw(fig, rows, what),
         )
       )
-  rows = curves.select(summary, norm='spectral', scaling='relative')
-  if tables.differences(rows):
+  rows = frames.select(summary, norm='spectral', scaling='relative')
+  differences = frames.differences(rows)
+  if len(differences):
     result.append(
       curves.Plot(
         'layer_outputs_differences',
@@ -150,53 +141,50 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
           'Difference of the relative spectral residual of trained models,'
           ' log10, against the layer.',
           curves.DIFFERENCE,
-          curves.describe_pairs(tables.differences(rows)),
+          curves.describe_pairs(differences),
           'Open markers: values were left out in a run of the pair.',
         ),
         (8, 4),
-        lambda fig: _draw_differences(fig, rows),
+        lambda fig: _draw_differences(fig, rows, differences),
       )
     )
   return result
 
 
 def _draw(fig, rows, what):
-  names = curves.groups(rows)
-  panels = fig.subplots(2, 2, sharex=True)
-  for ax, ablation in zip(panels.flat, naming.ABLATIONS.values(), strict=True):
-    number = 0
-    for weights in ('trained', 'step 0'):
-      for group in names:
-        points = curves.select(
-          rows, ablation=ablation, group=group, weights=weights
-        )
-        if points:
-          style = figures.curve(number)
-          curves.draw(ax, points, style, f'{group}, {weights}')
-        number += 1
-    ax.set_title(ablation)
-  fig.supylabel(f'log10 of the residual of {what}', fontsize='medium')
-  for ax in panels[-1]:
-    ax.set_xlabel('layer')
-  curves.legend_above(fig, panels[0, 0])
-  curves.finish(fig, rows)
+  # Trained models first, then step 0, each in the order of the groups.
+  names = [
+    f'{group}, {weights}'
+    for weights in ('trained', 'step 0')
+    for group in curves.groups(rows)
+  ]
+  rows = rows.assign(curve=rows['group'] + ', ' + rows['weights'])
+  curves.small_multiples(
+    fig,
+    rows,
+    {x: {'ablation': x} for x in naming.ABLATIONS.values()},
+    wrap=2,
+    panel=lambda ax, part: curves.draw_groups(ax, part, names, by='curve'),
+    sharey=False,
+  )
+  # Said once, for all panels.
+  for ax in fig.axes:
+    ax.set_ylabel('')
+  fig.supylabel(what, fontsize='medium')
 
 
-def _draw_differences(fig, rows):
-  differences = curves.select(tables.differences(rows), weights='trained')
-  names = curves.groups(rows)
+def _draw_differences(fig, rows, differences):
+  differences = frames.select(differences, weights='trained')
+  groups = [x for x in curves.groups(rows) if x in set(differences['group'])]
   panels = fig.subplots(1, 2, sharey=True)
   for ax, (quantity, words) in zip(panels, QUANTITIES.items(), strict=True):
-    number = 0
-    for group in names:
-      for ablation in naming.ABLATIONS.values():
-        found = curves.select(
-          differences, group=group, ablation=ablation, quantity=quantity
-        )
-        if found:
-          label = ablation if len(names) == 2 else f'{group}, {ablation}'
-          curves.draw_difference(ax, found, figures.curve(number), label)
-          number += 1
+    choices = itertools.product(groups, naming.ABLATIONS.values())
+    for number, (group, ablation) in enumerate(choices):
+      found = frames.select(
+        differences, group=group, ablation=ablation, quantity=quantity
+      )
+      label = ablation if len(groups) == 1 else f'{group}, {ablation}'
+      curves.draw_difference(ax, found, figures.curve(number), label)
     ax.set_title(words)
     ax.set_xlabel('layer')
   panels[0].set_ylabel('difference from softmax, log10')
@@ -204,23 +192,16 @@ def _draw_differences(fig, rows):
   curves.finish(fig, rows)
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """Relative residuals at a few layers, as text."""
+  rows = frames.select(summary, norm='spectral', scaling='relative')
   lines = []
   for quantity, words in QUANTITIES.items():
     for ablation in naming.ABLATIONS.values():
-      rows = curves.select(
-        summary,
-        quantity=quantity,
-        ablation=ablation,
-        norm='spectral',
-        scaling='relative',
-      )
-      for weights in dict.fromkeys(x['weights'] for x in rows):
-        lines += curves.headline(
-          curves.select(rows, weights=weights),
-          f'{words}, {ablation}, {weights}, relative spectral residual',
-        )
+      own = frames.select(rows, quantity=quantity, ablation=ablation)
+      for weights, part in own.groupby('weights', sort=False):
+        title = f'{words}, {ablation}, {weights}, relative spectral residual'
+        lines += curves.headline(part, title)
   return lines
 
 

@@ -13,8 +13,7 @@ from absl import flags
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import figures
-from analysis.common import tables
+from analysis.common import frames
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -35,32 +34,35 @@ _LOGARITHMIC = ('loss', 'gradient', 'column')
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """A row for each metric and logged step."""
   del options
   # Imported late: see `command`.
+  import pandas as pd
+
   from sinkformer_jax.training import metrics
 
-  result = tables.Result([])
+  result = frames.Result()
   for subject in subjects:
     progress.part(f'learning curves of {subject.name}')
-    lines = metrics.read_metrics(subject.run.workdir)
-    if not lines:
+    lines = pd.DataFrame(metrics.read_metrics(subject.run.workdir))
+    if lines.empty:
       result.notes.append(f'{subject.name} has no metrics.jsonl.')
-    about = subject.about() | {'setting': None}
-    result.summary.extend(
-      about
-      | {'quantity': name, 'step': line['step'], 'mean': line[name], 'count': 1}
-      for name in METRICS
-      for line in lines
-      if name in line
-    )
+    about = subject.about() | {'setting': None, 'count': 1}
+    for name in METRICS:
+      if name in lines:
+        found = lines[['step', name]].dropna().rename(columns={name: 'mean'})
+        result.summary.append(
+          found.assign(
+            **{k: v for k, v in about.items() if k != 'step'}
+          ).assign(quantity=name)
+        )
   return result
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  if not summary:
+  if summary.empty:
     return []
   return [
     curves.Plot(
@@ -78,38 +80,37 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 def _draw(fig, rows):
   names = curves.groups(rows)
-  panels = fig.subplots(3, 2, sharex=True)
-  for ax, (metric, title) in zip(panels.flat, METRICS.items(), strict=True):
-    for number, group in enumerate(names):
-      own = curves.select(rows, quantity=metric, group=group)
-      for i, run in enumerate(dict.fromkeys(x['run'] for x in own)):
-        points = curves.select(own, run=run)
-        ax.plot(
-          *([x[k] for x in points] for k in ('step', 'mean')),
-          **figures.curve(number),
-          linewidth=1,
-          markevery=max(1, len(points) // 8),
-          label=group if i == 0 else None,
-        )
-    if any(x in metric for x in _LOGARITHMIC):
+
+  def panel(ax, part):
+    curves.draw_lines(ax, part, names, 'step', 'run', linewidth=1)
+    if part['quantity'].str.contains('|'.join(_LOGARITHMIC)).any():
       ax.set_yscale('log')
-    ax.set_title(title)
-  for ax in panels[-1]:
-    ax.set_xlabel('step')
-  panels[0, 0].legend(fontsize=8)
-  curves.finish(fig, rows)
+
+  curves.small_multiples(
+    fig,
+    rows,
+    {title: {'quantity': x} for x, title in METRICS.items()},
+    wrap=2,
+    panel=panel,
+    xlabel='step',
+    ylabel='',
+    sharey=False,
+  )
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """The last logged values, as text."""
+  if summary.empty:
+    return []
   lines = []
-  for run in dict.fromkeys(x['run'] for x in summary):
-    texts = []
-    for metric in METRICS:
-      points = curves.select(summary, run=run, quantity=metric)
-      if points:
-        last = points[-1]
-        texts.append(f'{metric} {last["mean"]:.4g} (step {last["step"]})')
+  for run, rows in summary.groupby('run', sort=False):
+    last = rows.groupby('quantity', sort=False).last()
+    texts = [
+      f'{metric} {mean:.4g} (step {step})'
+      for metric, mean, step in zip(
+        last.index, last['mean'], last['step'], strict=True
+      )
+    ]
     lines.append(f'{run}: {", ".join(texts)}')
   return lines
 

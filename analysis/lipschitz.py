@@ -18,7 +18,7 @@ import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import tables
+from analysis.common import frames
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -42,9 +42,9 @@ def weights_of(normalizer: str) -> str:
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Jacobian norms of each run, with its own and the other normalizer."""
-  result = tables.Result([], {'lipschitz_raw': []})
+  result = frames.Result()
   options = options | {
     'num_examples': min(options['num_examples'], MAX_EXAMPLES)
   }
@@ -54,14 +54,9 @@ def measure(
 
 
 def _measure_run(subject, options, progress, result):
-  # Imported late: see `command`.
-  from sinkformer_jax import encoder
-
   progress.part(f'Lipschitz constants of {subject.name}')
-  (capture,) = subject.chunks(
-    options['num_examples'], options['seed'], encoder.Ablation(), _silent
-  )
-  result.notes.extend(subject.problems(capture))
+  # The capture takes a second: its progress is not shown.
+  (capture,) = subject.captures(options, lambda *_: None, result.notes)
   model = subject.run.config.model
   names = dict.fromkeys((subject.normalizer, 'softmax', 'sinkhorn'))
   quantities = _quantities(model)
@@ -90,11 +85,6 @@ def _measure_run(subject, options, progress, result):
         (value, residual, converged),
         result,
       )
-
-
-def _silent(done, total):
-  """The capture takes a second."""
-  del done, total
 
 
 def _quantities(model):
@@ -154,39 +144,35 @@ def _layers(subject, capture, normalizer, after_norm, done):
 def _add(subject, name, more, examples, values, result):
   value, residual, converged = values
   about = subject.about() | {'normalizer': name, 'dtype': 'float64'} | more
-  result.raw['lipschitz_raw'].append(
-    tables.columns(
+  result.add_raw(
+    'lipschitz_raw',
+    frames.raw(
       {k: about[k] for k in ('run', 'normalizer', 'seed', 'step', 'quantity')},
       layer=np.arange(1, len(value) + 1)[:, None],
       example=np.array(examples),
       jacobian_norm=value,
       eigen_residual=residual,
       converged=converged,
-    )
+    ),
   )
-  statistics = tables.value_statistics(
+  statistics = frames.value_statistics(
     np.log10(np.where(converged & (value > 0), value, np.nan))
   )
   comparisons = [(weights_of(subject.normalizer), name)]
   if name == subject.normalizer:
     comparisons.append((OWN, subject.group))
-  for ablation, group in comparisons:
-    result.summary.extend(
-      tables.summary_rows(
-        about
-        | {
-          'group': group,
-          'ablation': ablation,
-          'norm': 'spectral',
-          'scaling': 'absolute',
-        },
-        statistics,
-        first_depth=1,
-      )
+  about |= {'norm': 'spectral', 'scaling': 'absolute'}
+  result.summary += [
+    frames.by_depth(
+      about | {'group': group, 'ablation': ablation},
+      statistics,
+      first_depth=1,
     )
+    for ablation, group in comparisons
+  ]
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
   return [
     curves.Plot(
@@ -209,38 +195,28 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 
 def _draw(fig, rows):
-  comparisons = list(dict.fromkeys(x['ablation'] for x in rows))
-  comparisons.sort(key=lambda x: x != OWN)
-  quantities = list(dict.fromkeys(x['quantity'] for x in rows))
-  panels = fig.subplots(
-    len(quantities),
-    len(comparisons),
-    sharex=True,
-    sharey='row',
-    squeeze=False,
+  # Groups are named after the normalizer alone where both are compared.
+  comparisons = sorted(rows['ablation'].unique(), key=lambda x: x != OWN)
+  panels = curves.small_multiples(
+    fig,
+    rows,
+    {x: {'ablation': x} for x in comparisons},
+    {x: {'quantity': x} for x in rows['quantity'].unique()},
+    panel=curves.draw_groups,
+    ylabel='log10',
   )
-  for line, quantity in zip(panels, quantities, strict=True):
-    for ax, comparison in zip(line, comparisons, strict=True):
-      points = curves.select(rows, quantity=quantity, ablation=comparison)
-      curves.draw_group_curves(ax, points, curves.groups(points))
-      if ax in panels[0]:
-        ax.set_title(comparison)
-        ax.legend(fontsize=8)
-      if ax in panels[-1]:
-        ax.set_xlabel('layer')
-    line[0].set_ylabel(f'log10, {quantity}')
-  curves.finish(fig, rows)
+  fig.legends[0].remove()
+  for ax in panels[0]:
+    ax.legend(fontsize=8)
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """Constants at a few layers, as text."""
+  own = frames.select(summary, quantity=ALONE)
   lines = []
-  for ablation in dict.fromkeys(x['ablation'] for x in summary):
-    lines += curves.headline(
-      curves.select(summary, quantity=ALONE, ablation=ablation),
-      f'Lipschitz constant of attention, {ablation}',
-      depths=(1, 4, 12),
-    )
+  for ablation, rows in own.groupby('ablation', sort=False):
+    title = f'Lipschitz constant of attention, {ablation}'
+    lines += curves.headline(rows, title, depths=(1, 4, 12))
   return lines
 
 

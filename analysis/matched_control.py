@@ -17,8 +17,7 @@ import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import figures
-from analysis.common import tables
+from analysis.common import frames
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -37,9 +36,9 @@ OWN, UNIT = 'own spread', 'unit spread'
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Logit spread by layer, and decay of random products, of each run."""
-  result = tables.Result([])
+  result = frames.Result()
   for subject in subjects:
     progress.part(f'matched control of {subject.name}')
     _measure_run(subject, options, progress, result)
@@ -49,15 +48,11 @@ def measure(
 def _measure_run(subject, options, progress, result):
   # Imported late: see `command`.
   from analysis.common import runs
-  from sinkformer_jax import encoder
   from sinkformer_jax import rank
 
   model = subject.run.config.model
   totals, tokens = [], []
-  for capture in subject.chunks(
-    options['num_examples'], options['seed'], encoder.Ablation(), progress
-  ):
-    result.notes.extend(subject.problems(capture))
+  for capture in subject.captures(options, progress, result.notes):
     totals.append(
       rank.mechanism.logit_variance(capture.logits, capture.mask).total
     )
@@ -67,10 +62,10 @@ def _measure_run(subject, options, progress, result):
     'dtype': 'float64',
     'examples': options['num_examples'],
   }
-  result.summary.extend(
-    tables.summary_rows(
+  result.summary.append(
+    frames.by_depth(
       about | {'quantity': 'logit spread', 'ablation': 'skip on, FFN on'},
-      tables.value_statistics(np.sqrt(totals)),
+      frames.value_statistics(np.sqrt(totals)),
       first_depth=1,
     )
   )
@@ -101,13 +96,13 @@ def _measure_run(subject, options, progress, result):
       'ablation': 'no identities',
       'draws': options['num_draws'],
     }
-    result.summary.extend(runs.residual_rows(rows, residuals))
+    result.summary.append(runs.residual_table(rows, residuals))
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  rows = curves.select(summary, norm='spectral', scaling='absolute')
-  spread = curves.select(summary, quantity='logit spread')
+  rows = frames.select(summary, norm='spectral', scaling='absolute')
+  spread = frames.select(summary, quantity='logit spread')
   return [
     curves.Plot(
       'matched_control',
@@ -126,39 +121,32 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 def _draw(fig, spread, rows):
   left, right = fig.subplots(1, 2)
-  names = curves.groups(spread)
-  curves.draw_group_curves(left, spread, names)
-  number = 0
-  for group in names:
-    for words in (OWN, UNIT):
-      points = curves.select(
-        rows, group=group, quantity=f'random path, {words}'
-      )
-      points = [x | {'std': 0.0} for x in points]
-      curves.draw(right, points, figures.curve(number), f'{group}, {words}')
-      number += 1
+  curves.draw_groups(left, spread)
+  of_spread = rows['quantity'].str.removeprefix('random path')
+  rows = rows.assign(curve=rows['group'] + of_spread)
+  names = [f'{x}, {y}' for x in curves.groups(spread) for y in (OWN, UNIT)]
+  curves.draw_groups(right, rows, names, by='curve', band=False)
   left.set_xlabel('layer')
   left.set_ylabel('logit spread')
   right.set_xlabel('factors')
-  right.set_ylabel('log10 of the residual')
+  right.set_ylabel(curves.RESIDUAL)
   left.legend()
   right.legend(fontsize=7)
   curves.finish(fig, rows)
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """The random residual at a few depths, as text."""
   lines = []
   for words in (OWN, UNIT):
-    lines += curves.headline(
-      curves.select(
-        summary,
-        quantity=f'random path, {words}',
-        norm='spectral',
-        scaling='absolute',
-      ),
-      f'Random matrices, logits of {words}, spectral norm',
+    rows = frames.select(
+      summary,
+      quantity=f'random path, {words}',
+      norm='spectral',
+      scaling='absolute',
     )
+    title = f'Random matrices, logits of {words}, spectral norm'
+    lines += curves.headline(rows, title)
   return lines
 
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import figures
-from analysis.common import tables
+from analysis.common import frames
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -74,12 +73,12 @@ LOGITS = {
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Decay of all stacks, and statistics of logits, for each pair."""
   # Imported late: see `command`.
   from analysis.common import runs
 
-  result = tables.Result([], {'mechanism_raw': []})
+  result = frames.Result()
   options = options | {
     'num_examples': min(options['num_examples'], MAX_EXAMPLES)
   }
@@ -95,6 +94,7 @@ def measure(
 
 
 def _measure_pair(softmax, sinkhorn, options, progress, result):
+  from analysis.common import runs
   from sinkformer_jax import rank
 
   num_iters = sinkhorn.run.config.model.num_iters
@@ -127,18 +127,11 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
     'norm': 'spectral',
     'scaling': 'absolute',
   }
-  model = softmax.run.config.model
-  heads = rank.sample_paths(
-    options['seed'],
-    model.num_layers,
-    model.num_heads,
-    options['num_paths'],
-    skip=options['skip'],
-  )
+  paths = softmax.paths(options)
   stacks = _stacks(logits, num_iters, mask, result, about['run'])
   for done, (name, attention) in enumerate(stacks, start=1):
-    residuals = rank.path_residuals(attention, heads, mask, norms=('spectral',))
-    row_error, column_error = rank.marginal_errors(attention, mask)
+    marginals = runs.Marginals()
+    marginals.see(attention, mask)
     _add(
       about
       | {
@@ -147,10 +140,9 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
         'ablation': 'skip a choice' if options['skip'] else 'heads only',
         'paths': options['num_paths'],
         'entropy': float(rank.mechanism.mean_entropy(attention, mask).mean()),
-        'row_error': float(np.max(row_error)),
-        'column_error': float(np.max(column_error)),
+        **marginals.columns(),
       },
-      residuals,
+      rank.path_residuals(attention, paths, mask, norms=('spectral',)),
       examples,
       result,
     )
@@ -205,8 +197,9 @@ def _add(about, residuals, examples, result):
   from sinkformer_jax import rank
 
   depths, _, num_paths = residuals.invalid.shape
-  result.raw['mechanism_raw'].append(
-    tables.columns(
+  result.add_raw(
+    'mechanism_raw',
+    frames.raw(
       {k: about[k] for k in ('run', 'seed', 'step', 'group', 'dtype')},
       example=np.array(examples)[:, None],
       path=np.arange(num_paths),
@@ -214,11 +207,10 @@ def _add(about, residuals, examples, result):
       log10_spectral=residuals.log10['spectral'],
       below_resolution=residuals.below_resolution,
       invalid=residuals.invalid,
-    )
+    ),
   )
-  result.summary.extend(
-    tables.summary_rows(about, rank.summarize(residuals, 'spectral'))
-  )
+  statistics = rank.summarize(residuals, 'spectral')
+  result.summary.append(frames.by_depth(about, statistics))
 
 
 def _add_logits(about, logits, num_iters, mask, result):
@@ -233,29 +225,29 @@ def _add_logits(about, logits, num_iters, mask, result):
       'logit spread': np.sqrt(variance.total),
       'bias dependence': variation,
     }
-    for quantity, value in values.items():
-      result.summary.extend(
-        tables.summary_rows(
-          about
-          | {
-            'group': source.split()[0],
-            'normalizer': source.split()[0],
-            'quantity': quantity,
-            'norm': '',
-            'scaling': '',
-          },
-          tables.value_statistics(value),
-          first_depth=1,
-        )
+    name = source.split()[0]
+    own = about | {
+      'group': name,
+      'normalizer': name,
+      'norm': '',
+      'scaling': '',
+    }
+    result.summary += [
+      frames.by_depth(
+        own | {'quantity': quantity},
+        frames.value_statistics(value),
+        first_depth=1,
       )
+      for quantity, value in values.items()
+    ]
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  if not summary:
+  if summary.empty:
     return []
-  paths = curves.select(summary, quantity='path, first layers')
-  logits = [x for x in summary if x['quantity'] in LOGITS]
+  paths = frames.select(summary, quantity='path, first layers')
+  logits = frames.select(summary, quantity=list(LOGITS))
   return [
     curves.Plot(
       'mechanism_paths',
@@ -291,35 +283,26 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 def _draw_paths(fig, rows):
   panels = fig.subplots(1, len(PANELS), sharey=True)
   for ax, (title, names) in zip(panels, PANELS.items(), strict=True):
-    for number, name in enumerate(names):
-      points = [x | {'std': 0.0} for x in curves.select(rows, group=name)]
-      if points:
-        curves.draw(ax, points, figures.curve(number), name)
+    curves.draw_groups(ax, rows, names, band=False)
     ax.set_title(title)
     ax.set_xlabel('path depth k')
     # Below, so that no curve is hidden.
     ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.16))
-  panels[0].set_ylabel('log10 of the residual')
+  panels[0].set_ylabel(curves.RESIDUAL)
   curves.finish(fig, rows)
 
 
 def _draw_logits(fig, rows):
-  panels = fig.subplots(1, 3)
-  for ax, (quantity, title) in zip(panels, LOGITS.items(), strict=True):
-    points = curves.select(rows, quantity=quantity)
-    curves.draw_group_curves(ax, points, curves.groups(points))
-    ax.set_title(title, fontsize=8)
-    ax.set_xlabel('layer')
-  panels[0].legend()
-  curves.finish(fig, rows)
+  titles = {title: {'quantity': x} for x, title in LOGITS.items()}
+  curves.small_multiples(fig, rows, titles, ylabel='', sharey=False)
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """The residual of each stack at a few depths, as text."""
-  if not summary:
+  if summary.empty:
     return ['No pair of runs.']
   return curves.headline(
-    curves.select(summary, quantity='path, first layers'),
+    frames.select(summary, quantity='path, first layers'),
     'Path products, first k layers, spectral norm',
   )
 

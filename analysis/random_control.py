@@ -18,9 +18,9 @@ import numpy as np
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import figures
+from analysis.common import frames
 from analysis.common import naming
 from analysis.common import statistics
-from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -32,13 +32,13 @@ _TITLES = {False: 'no identities', True: 'half of the factors identity'}
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """The sweep; `subjects` are not looked at."""
   del subjects
   # Imported late: see `command`.
   from sinkformer_jax import rank
 
-  result = tables.Result([], {'random_control_raw': []})
+  result = frames.Result()
   scales = [float(x) for x in options['scales']]
   normalizers = rank.random_control.NORMALIZERS
   total = 2 * len(scales) * len(normalizers)
@@ -60,6 +60,7 @@ def measure(
 
 def _add(control, options, result):
   from analysis.common import runs
+  from sinkformer_jax import rank
 
   residuals = control.residuals
   group = control.normalizer
@@ -79,32 +80,32 @@ def _add(control, options, result):
     'scale': control.scale,
     'ablation': _TITLES[control.half_identity],
   }
-  names = ('normalizer', 'seed', 'scale', 'ablation')
-  result.raw['random_control_raw'].append(
-    tables.columns(
-      {k: about[k] for k in names} | {'dtype': residuals.dtype},
-      depth=np.arange(len(residuals.invalid))[:, None],
-      draw=np.arange(options['num_draws']),
-      **{f'log10_{k}': v[:, 0] for k, v in residuals.log10.items()},
-      **{f'log10_whole_{k}': v[:, 0] for k, v in residuals.log10_whole.items()},
-      below_resolution=residuals.below_resolution[:, 0],
-      invalid=residuals.invalid[:, 0],
-    )
+  raw = runs.raw_residuals(
+    {k: about[k] for k in ('normalizer', 'seed', 'scale', 'ablation')},
+    rank.of_one_example(residuals),
+    depth=np.arange(len(residuals.invalid))[:, None],
+    draw=np.arange(options['num_draws']),
   )
+  result.add_raw('random_control_raw', raw)
   about |= {
     'draws': options['num_draws'],
     'row_error': control.row_error,
     'column_error': control.column_error,
   }
-  result.summary.extend(runs.residual_rows(about, residuals))
+  result.summary.append(runs.residual_table(about, residuals))
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  rows = curves.select(summary, norm='spectral', scaling='absolute')
-  closed = [x for x in rows if x['normalizer'] != 'sinkhorn_column']
-  scales = list(dict.fromkeys(x['scale'] for x in rows))
-  largest = curves.select(rows, scale=scales[-1], ablation=_TITLES[False])
+  rows = frames.select(summary, norm='spectral', scaling='absolute')
+  closed = rows[rows['normalizer'] != 'sinkhorn_column']
+  scales = list(rows['scale'].unique())
+  largest = frames.select(rows, scale=scales[-1], ablation=_TITLES[False])
+  errors = frames.select(largest, depth=0)
+  told = ', '.join(
+    f'{group} {error:.1e}'
+    for group, error in zip(errors['group'], errors['row_error'], strict=True)
+  )
   return [
     curves.Plot(
       'random_control',
@@ -128,12 +129,7 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
         f' ({scales[-1]:g}): Sinkhorn that ends on a column update, here'
         ' multiplied plainly, has rows that do not sum to 1, and its products'
         ' end on a floor that looks as if rank were kept. Largest'
-        ' |row sum - 1|: '
-        + ', '.join(
-          f'{x["group"]} {x["row_error"]:.1e}'
-          for x in curves.select(largest, depth=0)
-        )
-        + '.',
+        f' |row sum - 1|: {told}.',
       ),
       (6, 4),
       lambda fig: _draw_floor(fig, largest),
@@ -148,15 +144,15 @@ def _draw(fig, rows, scales):
   )
   for line, ablation in zip(panels, _TITLES.values(), strict=True):
     for ax, scale in zip(line, scales, strict=True):
-      points = curves.select(rows, ablation=ablation, scale=scale)
-      curves.draw_group_curves(ax, points, names)
+      points = frames.select(rows, ablation=ablation, scale=scale)
+      curves.draw_groups(ax, points, names)
       ax.set_title(f'scale {scale:g}')
-    line[0].set_ylabel(f'{ablation}\nlog10 of the residual')
+    line[0].set_ylabel(f'{ablation}\n{curves.RESIDUAL}')
   for ax, scale in zip(below, scales, strict=True):
     for number, ablation in enumerate(_TITLES.values()):
       # The first two styles are the normalizers'.
       style = figures.curve(number + 2)
-      points = curves.select(rows, ablation=ablation, scale=scale)
+      points = frames.select(rows, ablation=ablation, scale=scale)
       curves.draw_difference(ax, _differences(points), style, ablation)
     ax.set_xlabel('factors')
   below[0].set_ylabel('Sinkhorn minus\nsoftmax, log10')
@@ -167,44 +163,49 @@ def _draw(fig, rows, scales):
 
 def _differences(rows):
   """Sinkhorn minus softmax, by depth, as `curves.draw_difference` takes it."""
+  import pandas as pd
+
   softmax, sinkhorn = (
-    {x['depth']: x for x in curves.select(rows, normalizer=name)}
-    for name in ('softmax', 'sinkhorn')
+    frames.select(rows, normalizer=x).set_index('depth')
+    for x in ('softmax', 'sinkhorn')
   )
-  samples = {x: statistics.welch(sinkhorn[x], softmax[x]) for x in softmax}
-  return [
+  samples = {
+    depth: statistics.welch(sinkhorn.loc[depth], softmax.loc[depth])
+    for depth in softmax.index
+  }
+  return pd.DataFrame(
     {
-      'depth': depth,
-      'difference': sample.mean,
-      'half_width': sample.half_width,
+      'depth': list(samples),
+      'difference': [x.mean for x in samples.values()],
+      'half_width': [x.half_width for x in samples.values()],
       'left_out': 0,
     }
-    for depth, sample in samples.items()
-  ]
+  )
 
 
 def _draw_floor(fig, rows):
   ax = fig.subplots()
-  for number, group in enumerate(dict.fromkeys(x['group'] for x in rows)):
-    points = curves.select(rows, group=group)
-    curves.draw(ax, points, figures.curve(number), group)
+  curves.draw_groups(ax, rows, list(rows['group'].unique()))
   ax.set_xlabel('factors')
-  ax.set_ylabel('log10 of the residual')
+  ax.set_ylabel(curves.RESIDUAL)
   ax.legend()
   curves.finish(fig, rows)
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """The residual at a few depths, as text."""
+  rows = frames.select(
+    summary,
+    norm='spectral',
+    scaling='absolute',
+    normalizer=['softmax', 'sinkhorn'],
+  )
   lines = []
-  rows = curves.select(summary, norm='spectral', scaling='absolute')
-  rows = [x for x in rows if x['normalizer'] != 'sinkhorn_column']
-  for ablation in _TITLES.values():
-    for scale in dict.fromkeys(x['scale'] for x in rows):
-      lines += curves.headline(
-        curves.select(rows, scale=scale, ablation=ablation),
-        f'Random matrices, logit scale {scale:g}, {ablation}, spectral norm',
-      )
+  for (ablation, scale), part in rows.groupby(
+    ['ablation', 'scale'], sort=False
+  ):
+    title = f'Random matrices, logit scale {scale:g}, {ablation}, spectral norm'
+    lines += curves.headline(part, title)
   return lines
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from absl import flags
 
 from analysis.common import command
-from analysis.common import markup
-from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -75,37 +73,58 @@ def render(
     output: where their figures are.
     options: the flags.
   """
-  parts = [
-    markup.heading('Rank decay: softmax and Sinkhorn attention', level=1)
-  ]
+  # Imported late: see `command`.
+  import pandas as pd
+
+  from analysis.common import pages
+
   notes = command.notes(subjects, finished)
-  parts += [markup.paragraph(x, 'notice') for x in notes]
   missing = [ANALYSES[x] for x in list(ANALYSES)[len(finished) :]]
   if missing:
-    text = f'Not finished; missing: {", ".join(missing)}.'
-    parts.append(markup.paragraph(text, 'notice'))
-  parts += [markup.heading('Runs'), markup.table(map(_run_row, subjects))]
-  for part in finished:
-    parts.append(markup.heading(ANALYSES[part.name]))
-    errors = _marginal_rows(part.summary)
-    for i, plot in enumerate(part.plots):
-      parts.append(markup.figure(output / f'{plot.name}.png', plot.caption))
-      if errors and i == 0:
-        text = 'Marginal errors of the attention behind these curves:'
-        parts += [markup.paragraph(text), markup.table(errors)]
-    parts.append(markup.lines(part.headlines))
-    files = sorted(x.name for x in output.glob(f'{part.name}*.csv*'))
-    parts.append(markup.paragraph(f'Tables: {", ".join(files)} (and .json).'))
-  parts.append(markup.heading('Provenance'))
-  parts.append(markup.table(row for x in subjects for row in _start_rows(x)))
+    notes.append(f'Not finished; missing: {", ".join(missing)}.')
+  parts = [_part(x, output) for x in finished]
   chosen = {
     k: v
     for k, v in sorted(options.items())
-    if k in FLAGS and not k.startswith(('help', '?'))
+    if k in FLAGS and not k.startswith(('help', '?')) and v is not None
   }
-  flag_lines = [f'--{k}={v}' for k, v in chosen.items() if v is not None]
-  parts += [markup.paragraph('Options:'), markup.lines(flag_lines)]
-  return markup.document('Rank decay', parts)
+  starts = [row for x in subjects for row in _start_rows(x)]
+  return pages.render(
+    'report.html',
+    title='Rank decay: softmax and Sinkhorn attention',
+    contents=[
+      ('runs', 'Runs'),
+      *((x['id'], x['title']) for x in parts),
+      ('provenance', 'Provenance'),
+    ],
+    notes=notes,
+    runs=pages.table(pd.DataFrame([_run_row(x) for x in subjects])),
+    parts=parts,
+    starts=pages.table(pd.DataFrame(starts)),
+    options=[f'--{k}={v}' for k, v in chosen.items()],
+  )
+
+
+def _part(part, output):
+  from analysis.common import pages
+
+  errors = _marginal_rows(part.summary)
+  return {
+    'id': part.name,
+    'title': ANALYSES[part.name],
+    'figures': [
+      {
+        'name': x.name,
+        'title': '',
+        'caption': x.caption,
+        'image': pages.image(output / f'{x.name}.png'),
+      }
+      for x in part.plots
+    ],
+    'errors': pages.table(errors) if len(errors) else None,
+    'headlines': part.headlines,
+    'files': sorted(x.name for x in output.glob(f'{part.name}*.csv*')),
+  }
 
 
 def _run_row(subject):
@@ -147,28 +166,23 @@ def _start_rows(subject):
     }
 
 
-def _marginal_rows(summary: Sequence[tables.Row]):
+def _marginal_rows(summary):
   """Errors of each curve that has them, each once."""
-  names = ('run', 'group', 'step', 'quantity', 'ablation')
-  seen = {}
-  for row in summary:
-    if row.get('row_error') is None:
-      continue
-    # Curves of one capture share its attention.
-    key = tuple(row.get(x) for x in names if x != 'quantity')
-    if row['run'] == 'random':
-      key += (row['quantity'],)
-    seen.setdefault(
-      key,
-      {
-        **{
-          k: row[k] for k in names if k != 'quantity' or row['run'] == 'random'
-        },
-        'largest |row sum - 1|': f'{row["row_error"]:.1e}',
-        'largest |column sum - 1|': f'{row["column_error"]:.1e}',
-      },
-    )
-  return list(seen.values())
+  if 'row_error' not in summary:
+    return summary[:0]
+  found = summary[summary['row_error'].notna()]
+  # Curves of one capture share its attention; random ones do not.
+  quantity = found['quantity'].where(found['run'] == 'random', '')
+  keys = ['run', 'group', 'step', 'quantity', 'ablation']
+  found = found.assign(quantity=quantity).drop_duplicates(keys)
+  errors = {
+    'row_error': 'largest |row sum - 1|',
+    'column_error': 'largest |column sum - 1|',
+  }
+  table = found[[*keys, *errors]].rename(columns=errors)
+  return table.assign(
+    **{x: [f'{y:.1e}' for y in table[x]] for x in errors.values()}
+  )
 
 
 if __name__ == '__main__':

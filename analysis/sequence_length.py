@@ -16,8 +16,7 @@ import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import figures
-from analysis.common import tables
+from analysis.common import frames
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -32,60 +31,49 @@ _DEPTHS = (4, 12, 24)
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Path products of each run, by length."""
-  result = tables.Result([])
+  result = frames.Result()
   for subject in subjects:
     progress.part(f'path products by length of {subject.name}')
-    result.summary.extend(_rows(subject, options, progress, result.notes))
+    _measure_run(subject, options, progress, result)
   return result
 
 
-def _rows(subject, options, progress, notes):
+def _measure_run(subject, options, progress, result):
   # Imported late: see `command`.
   from analysis.common import runs
-  from sinkformer_jax import encoder
   from sinkformer_jax import rank
 
-  model = subject.run.config.model
-  paths = rank.sample_paths(
-    options['seed'],
-    model.num_layers,
-    model.num_heads,
-    options['num_paths'],
-    skip=options['skip'],
-  )
+  paths = subject.paths(options)
   parts, lengths = [], []
-  for capture in subject.chunks(
-    options['num_examples'], options['seed'], encoder.Ablation(), progress
-  ):
-    notes.extend(subject.problems(capture))
-    parts.append(
-      rank.path_residuals(
-        capture.attention,
-        paths,
-        capture.mask,
-        norms=('spectral',),
-        row_sums=capture.about['row_sums'],
-      )
+  for capture in subject.captures(options, progress, result.notes):
+    residuals = rank.path_residuals(
+      capture.attention,
+      paths,
+      capture.mask,
+      norms=('spectral',),
+      row_sums=capture.about['row_sums'],
     )
+    parts.append(residuals)
     lengths.append(runs.num_tokens(capture))
-  whole, lengths = runs.concatenate(parts), np.concatenate(lengths)
-  for members in groups(lengths):
-    yield from tables.summary_rows(
-      subject.about()
-      | {
-        'quantity': QUANTITY,
-        'ablation': 'skip a choice' if options['skip'] else 'heads only',
-        'norm': 'spectral',
-        'scaling': 'absolute',
-        'dtype': 'float64',
-        'examples': options['num_examples'],
-        'paths': options['num_paths'],
-        'tokens': float(lengths[members].mean()),
-      },
+  whole, lengths = rank.concatenate(parts), np.concatenate(lengths)
+  about = subject.about() | {
+    'quantity': QUANTITY,
+    'ablation': 'skip a choice' if options['skip'] else 'heads only',
+    'norm': 'spectral',
+    'scaling': 'absolute',
+    'dtype': 'float64',
+    'examples': options['num_examples'],
+    'paths': options['num_paths'],
+  }
+  result.summary += [
+    frames.by_depth(
+      about | {'tokens': float(lengths[members].mean())},
       rank.summarize(_choose(whole, members)),
     )
+    for members in groups(lengths)
+  ]
 
 
 def groups(lengths: np.ndarray) -> list[np.ndarray]:
@@ -113,12 +101,12 @@ def _choose(residuals, members):
   )
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  rows = curves.select(summary, quantity=QUANTITY)
-  if len({x['tokens'] for x in rows}) < 2:
+  rows = frames.select(summary, quantity=QUANTITY)
+  if rows.empty or rows['tokens'].nunique() < 2:
     return []  # All are equally long.
-  last = max((x['depth'] for x in rows), default=0)
+  last = int(rows['depth'].max())
   depths = [*(x for x in _DEPTHS if x < last), last]
   return [
     curves.Plot(
@@ -137,34 +125,32 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 
 def _draw(fig, rows, depths):
-  panels = fig.subplots(1, len(depths), squeeze=False)[0]
-  for ax, depth in zip(panels, depths, strict=True):
-    for number, group in enumerate(curves.groups(rows)):
-      own = curves.select(rows, group=group, depth=depth)
-      for index, seed in enumerate(dict.fromkeys(x['seed'] for x in own)):
-        points = curves.select(own, seed=seed, below_resolution=0, invalid=0)
-        ax.plot(
-          [x['tokens'] for x in points],
-          [x['mean'] for x in points],
-          **figures.curve(number),
-          label=None if index else group,
-        )
-    ax.set_title(f'depth {depth}')
-    ax.set_xlabel('valid tokens')
-  panels[0].set_ylabel('log10 of the residual')
-  curves.legend_above(fig, panels[0])
-  curves.finish(fig, rows)
+  names = curves.groups(rows)
+
+  def panel(ax, part):
+    # What is below resolution or invalid makes the mean that of a selection.
+    whole = frames.select(part, below_resolution=0, invalid=0)
+    curves.draw_lines(ax, whole, names, 'tokens', 'seed')
+
+  columns = {f'depth {x}': {'depth': x} for x in depths}
+  curves.small_multiples(
+    fig, rows, columns, panel=panel, xlabel='valid tokens', sharey=False
+  )
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """The residual of the shortest and of the longest examples, as text."""
-  rows = curves.select(summary, quantity=QUANTITY)
+  rows = frames.select(summary, quantity=QUANTITY)
+  if rows.empty:
+    return []
   lines = []
-  for run in dict.fromkeys(x['run'] for x in rows):
-    own = curves.select(rows, run=run)
-    depth = max(x['depth'] for x in own)
-    points = curves.select(own, depth=depth)
-    texts = [f'{x["mean"]:.3f} at {x["tokens"]:.0f} tokens' for x in points]
+  for run, own in rows.groupby('run', sort=False):
+    depth = int(own['depth'].max())
+    points = frames.select(own, depth=depth)
+    texts = [
+      f'{mean:.3f} at {tokens:.0f} tokens'
+      for mean, tokens in zip(points['mean'], points['tokens'], strict=True)
+    ]
     lines.append(
       f'{run}, depth {depth}: log10 of the residual {", ".join(texts)}'
     )

@@ -18,7 +18,7 @@ from absl import flags
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import tables
+from analysis.common import frames
 from analysis.common import timing
 from launch import cli
 
@@ -33,13 +33,13 @@ _ROUNDS = 5
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Seconds of a step, and for Sinkhorn the ratio to softmax, of each pair."""
   del options
   # Imported late: see `command`.
   from analysis.common import runs
 
-  result = tables.Result([])
+  result = frames.Result()
   pairs = runs.pairs(subjects)
   if not pairs:
     result.notes.append(
@@ -54,13 +54,15 @@ def measure(
       (pair[1], SECONDS, sinkhorn),
       (pair[1], RATIO, ratios),
     ):
-      result.summary.append(_row(subject, quantity, values))
+      result.summary.append(_table(subject, quantity, values))
   return result
 
 
-def _row(subject, quantity, values):
+def _table(subject, quantity, values):
+  import pandas as pd
+
   spread = timing.spread('mean', values)
-  return subject.about() | {
+  row = subject.about() | {
     'quantity': quantity,
     'norm': '',
     'scaling': '',
@@ -70,6 +72,7 @@ def _row(subject, quantity, values):
     'largest': spread['mean_max'],
     'count': len(values),
   }
+  return pd.DataFrame([row])
 
 
 def _seconds(pair, progress):
@@ -133,18 +136,18 @@ def _training(subject):
   return take
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """None: two numbers a pair."""
   del summary
   return []
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """Seconds and ratios with the fastest and slowest round, as text."""
   return [
     f'{x["run"]}, step {x["step"]}: {x["quantity"]} {x["mean"]:.3g}'
     f' ({x["smallest"]:.3g} to {x["largest"]:.3g})'
-    for x in summary
+    for x in summary.to_dict('records')
   ]
 
 

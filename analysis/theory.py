@@ -19,8 +19,8 @@ import numpy as np
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import figures
+from analysis.common import frames
 from analysis.common import naming
-from analysis.common import tables
 from launch import cli
 
 FLAGS = flags.FlagValues()
@@ -47,20 +47,20 @@ SWEEP = {
 
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
-) -> tables.Result:
+) -> frames.Result:
   """Sweep over logit scales, and residuals of deep attention alone."""
-  result = tables.Result([])
+  result = frames.Result()
   # Whoever asks for one run after the other needs these once.
   if options.get('random_weights', True):
     progress.part('theory: bounds of one layer')
     for mean in _MEANS:
-      result.summary.extend(_sweep(options['seed'], mean))
+      result.summary.append(_sweep(options['seed'], mean))
     progress.part('theory: law of depth, random weights')
     for num_iters in (0, _NUM_ITERS):
-      result.summary.extend(_random_law(options['seed'], num_iters))
+      result.summary.append(_random_law(options['seed'], num_iters))
   for subject in subjects:
     progress.part(f'theory: law of depth, {subject.name}')
-    result.summary.extend(_run_law(subject, options, result))
+    _run_law(subject, options, result)
   return result
 
 
@@ -83,6 +83,8 @@ def _about(quantity, group):
 
 
 def _sweep(seed, mean_size):
+  import pandas as pd
+
   from sinkformer_jax import rank
 
   rng = np.random.default_rng(seed)
@@ -93,18 +95,22 @@ def _sweep(seed, mean_size):
     rng.standard_normal((_WIDTH, _WIDTH)) / np.sqrt(_WIDTH) for _ in range(2)
   )
   layer = rank.theory.Layer(x, w_qk, w_v, _WIDTH)
-  for row in rank.theory.scale_sweep(layer, LOGIT_NORMS, _NUM_ITERS):
-    for column, words in SWEEP.items():
-      yield _about('one layer', words) | {
-        'ablation': _MEANS[mean_size],
-        'logit_norm': row['logit_norm'],
-        'input': row['input'],
-        'column_error': row['sinkhorn_column_error']
-        if column == 'sinkhorn'
-        else None,
-        'mean': float(np.log10(row[column])),
-        'count': 1,
-      }
+  rows = [
+    _about('one layer', words)
+    | {
+      'ablation': _MEANS[mean_size],
+      'logit_norm': row['logit_norm'],
+      'input': row['input'],
+      'column_error': row['sinkhorn_column_error']
+      if column == 'sinkhorn'
+      else None,
+      'mean': float(np.log10(row[column])),
+      'count': 1,
+    }
+    for row in rank.theory.scale_sweep(layer, LOGIT_NORMS, _NUM_ITERS)
+    for column, words in SWEEP.items()
+  ]
+  return pd.DataFrame(rows)
 
 
 def _random_law(seed, num_iters):
@@ -131,7 +137,7 @@ def _random_law(seed, num_iters):
   group = f'sinkhorn, {name}' if num_iters else 'softmax'
   about = _about('law of depth', group) | {'ablation': 'no LayerNorm'}
   values = np.array([x.log10_residual() for x in states])
-  yield from tables.summary_rows(about, _law_statistics(values[:, None]))
+  return frames.by_depth(about, _law_statistics(values[:, None]))
 
 
 def _run_law(subject, options, result):
@@ -144,10 +150,13 @@ def _run_law(subject, options, result):
   num_examples = min(options['num_examples'], MAX_EXAMPLES)
   off = encoder.Ablation(skip=False, ffn=False)
   captures = list(
-    subject.chunks(num_examples, options['seed'], off, lambda done, total: None)
+    subject.captures(
+      options | {'num_examples': num_examples},
+      lambda *_: None,
+      result.notes,
+      off,
+    )
   )
-  for capture in captures:
-    result.notes.extend(subject.problems(capture))
   examples = [x for capture in captures for x in _embeddings(capture)]
   refused = {
     'it has values that are not finite': any(
@@ -196,8 +205,11 @@ def _run_law(subject, options, result):
       ('absolute', absolute),
       ('relative', absolute - whole),
     ):
-      yield from tables.summary_rows(
-        about | {'ablation': words, 'scaling': scaling}, _law_statistics(values)
+      result.summary.append(
+        frames.by_depth(
+          about | {'ablation': words, 'scaling': scaling},
+          _law_statistics(values),
+        )
       )
 
 
@@ -211,17 +223,17 @@ def _embeddings(capture):
 
 def _law_statistics(values):
   """Also the exponent: the ratio of one change of log10 to that before."""
-  statistics = tables.value_statistics(values)
+  statistics = frames.value_statistics(values)
   exponent = np.full(len(values), np.nan)
   change = np.diff(values.mean(1))
   exponent[2:] = change[1:] / change[:-1]
   return statistics | {'exponent': exponent}
 
 
-def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
+def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  sweep = curves.select(summary, quantity='one layer')
-  law = curves.select(summary, quantity='law of depth', scaling='absolute')
+  sweep = frames.select(summary, quantity='one layer')
+  law = frames.select(summary, quantity='law of depth', scaling='absolute')
   return [
     curves.Plot(
       'theory_bounds',
@@ -254,54 +266,40 @@ def plots(summary: Sequence[tables.Row]) -> list[curves.Plot]:
 
 
 def _of_runs(rows):
-  if all(x['weights'] == 'random' for x in rows):
+  if (rows['weights'] == 'random').all():
     return ''
   return ' and of runs (with LayerNorm, FFN off and on)'
 
 
 def _draw_bounds(fig, rows):
-  panels = fig.subplots(1, 2, sharey=True)
-  for ax, words in zip(panels, _MEANS.values(), strict=True):
-    for number, group in enumerate(SWEEP.values()):
-      points = curves.select(rows, ablation=words, group=group)
-      ax.plot(
-        [x['logit_norm'] for x in points],
-        [x['mean'] for x in points],
-        **figures.curve(number),
-        markevery=4,
-        label=group,
-      )
+  def panel(ax, part):
+    names = list(SWEEP.values())
+    curves.draw_lines(ax, part, names, 'logit_norm', 'run', markevery=4)
     ax.set_xscale('log')
-    ax.set_title(words)
-    ax.set_xlabel('spectral norm of the logits')
-  panels[0].set_ylabel('log10 of the residual, or of its bound')
-  curves.legend_above(fig, panels[0])
-  curves.finish(fig, rows)
+
+  curves.small_multiples(
+    fig,
+    rows,
+    {x: {'ablation': x} for x in _MEANS.values()},
+    panel=panel,
+    xlabel='spectral norm of the logits',
+    ylabel='log10 of the residual, or of its bound',
+  )
 
 
 def _draw_law(fig, rows):
   left, right = fig.subplots(1, 2)
-  names = ('weights', 'group', 'ablation')
-  curves_of = dict.fromkeys(tuple(x[k] for k in names) for x in rows)
-  for number, curve in enumerate(curves_of):
-    own = curves.select(rows, **dict(zip(names, curve, strict=True)))
-    points = tables.over_seeds(own)
+  parts = rows.groupby(['weights', 'group', 'ablation'], sort=False)
+  for number, ((weights, group, ablation), own) in enumerate(parts):
     style = figures.curve(number) | {'markersize': 3}
-    positive = [x for x in points if x['mean'] < 0]
-    left.plot(
-      [x['depth'] for x in positive],
-      [-x['mean'] for x in positive],
-      **style,
-      label=f'{curve[1]}, {curve[0]}, {curve[2]}',
-    )
-    exponents = [x for x in own if np.isfinite(x['exponent'])]
-    seed = exponents[0]['run'] if exponents else None
-    exponents = curves.select(exponents, run=seed)
-    right.plot(
-      [x['depth'] for x in exponents],
-      [x['exponent'] for x in exponents],
-      **style,
-    )
+    points = frames.over_seeds(own)
+    points = points[points['mean'] < 0]
+    label = f'{group}, {weights}, {ablation}'
+    left.plot(points['depth'], -points['mean'], **style, label=label)
+    exponents = own[np.isfinite(own['exponent'])]
+    # Of one run: those of all lie on each other.
+    exponents = exponents[exponents['run'] == own['run'].iloc[0]]
+    right.plot(exponents['depth'], exponents['exponent'], **style)
   left.set_yscale('log')
   left.set_ylabel('-log10 of the residual')
   right.axhline(3, color='#888888', linestyle=':')
@@ -313,29 +311,26 @@ def _draw_law(fig, rows):
   curves.finish(fig, rows)
 
 
-def headlines(summary: Sequence[tables.Row]) -> list[str]:
+def headlines(summary: frames.Table) -> list[str]:
   """Where the bounds lie, and the last exponents, as text."""
   lines = []
-  sweep = curves.select(summary, quantity='one layer')
   small = min(LOGIT_NORMS, key=lambda x: abs(np.log10(x) + 0.5))
-  for words in _MEANS.values():
-    values = {
-      x['group']: x['mean']
-      for x in sweep
-      if x['ablation'] == words and x['logit_norm'] == small
-    }
+  sweep = frames.select(summary, quantity='one layer', logit_norm=small)
+  for words, rows in sweep.groupby('ablation', sort=False):
+    texts = [
+      f'{group} {mean:.3f}'
+      for group, mean in zip(rows['group'], rows['mean'], strict=True)
+    ]
     lines.append(
       f'One layer, {words}, logits of norm {small:.3g}, log10 of the residual:'
-      f' {", ".join(f"{k} {v:.3f}" for k, v in values.items())}'
+      f' {", ".join(texts)}'
     )
-  law = curves.select(summary, quantity='law of depth', scaling='absolute')
-  names = ('run', 'group', 'ablation')
-  for curve in dict.fromkeys(tuple(x[k] for k in names) for x in law):
-    points = curves.select(law, **dict(zip(names, curve, strict=True)))
-    last = points[-1]
+  law = frames.select(summary, quantity='law of depth', scaling='absolute')
+  for curve, rows in law.groupby(['run', 'group', 'ablation'], sort=False):
+    last = rows.iloc[-1]
     lines.append(
       f'No skip, {", ".join(curve)}: log10 of the residual'
-      f' {last["mean"]:.6g} after {last["depth"]} layers, last exponent'
+      f' {last["mean"]:.6g} after {last["depth"]:.0f} layers, last exponent'
       f' {last["exponent"]:.6f}'
     )
   return lines

@@ -216,6 +216,38 @@ def draw_groups(
       draw(ax, points, figures.curve(number), str(name), **settings)
 
 
+def draw_lines(
+  ax: axes.Axes,
+  table: frames.Table,
+  names: Sequence[Hashable],
+  x: str,
+  each: str,
+  **settings: Any,
+) -> None:
+  """One line for each run, or the like, in the style of its group.
+
+  Args:
+    ax: where to.
+    table: with ``group``, ``mean`` and the two columns.
+    names: the groups.
+    x: the column on the horizontal axis.
+    each: the column that tells lines from each other.
+    **settings: of `Axes.plot`.
+  """
+  for number, name in enumerate(names):
+    own = frames.select(table, group=name)
+    style = figures.curve(number) | settings
+    for index, (_, points) in enumerate(own.groupby(each, sort=False)):
+      label = None if index else str(name)
+      every = settings.get('markevery', max(1, len(points) // 8))
+      ax.plot(
+        points[x],
+        points['mean'],
+        **style | {'markevery': every},
+        label=label,
+      )
+
+
 def draw_group_differences(
   ax: axes.Axes, differences: frames.Table, names: Sequence[Hashable]
 ) -> None:

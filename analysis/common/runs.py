@@ -123,6 +123,32 @@ class Subject:
       progress=progress,
     )
 
+  def captures(
+    self,
+    options: dict[str, Any],
+    progress,
+    notes: list[str],
+    ablation: encoder.Ablation = encoder.Ablation(),
+  ) -> Iterator[rank.Capture]:
+    """The `chunks` that the flags ask for; what is wrong goes to the notes."""
+    for capture in self.chunks(
+      options['num_examples'], options['seed'], ablation, progress
+    ):
+      notes.extend(self.problems(capture))
+      yield capture
+
+  def paths(self, options: dict[str, Any], layers: str = 'first') -> np.ndarray:
+    """The paths that the flags ask for; see `rank.sample_paths`."""
+    model = self.run.config.model
+    return rank.sample_paths(
+      options['seed'],
+      model.num_layers,
+      model.num_heads,
+      options['num_paths'],
+      layers,
+      options['skip'],
+    )
+
   def problems(self, capture: rank.Capture) -> list[str]:
     """What is wrong with a capture, beyond what `notes` says already."""
     known = ('not trained', 'unfinished', self.run.info.provenance['notice'])
@@ -292,6 +318,23 @@ def num_tokens(capture: rank.Capture) -> np.ndarray:
   if capture.mask is None:
     return np.full(capture.hidden.shape[1], capture.hidden.shape[2])
   return capture.mask.sum(1)
+
+
+class Marginals:
+  """The largest marginal errors of attention matrices seen so far."""
+
+  def __init__(self):
+    self.row_error = self.column_error = -np.inf
+
+  def see(self, attention: np.ndarray, mask: np.ndarray | None) -> None:
+    """Takes matrices into account; NaN stays."""
+    row, column = rank.marginal_errors(attention, mask)
+    self.row_error = float(np.maximum(self.row_error, np.max(row)))
+    self.column_error = float(np.maximum(self.column_error, np.max(column)))
+
+  def columns(self) -> dict[str, float]:
+    """Both, as columns of a summary table."""
+    return {'row_error': self.row_error, 'column_error': self.column_error}
 
 
 def residual_table(

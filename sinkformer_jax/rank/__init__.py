@@ -26,6 +26,7 @@ from sinkformer_jax.rank.residuals import effective_rank
 from sinkformer_jax.rank.residuals import mean_cosine_similarity
 from sinkformer_jax.rank.residuals import norm
 from sinkformer_jax.rank.residuals import NORMS
+from sinkformer_jax.rank.residuals import of_one_example
 from sinkformer_jax.rank.residuals import residual
 from sinkformer_jax.rank.residuals import residual_norms
 from sinkformer_jax.rank.residuals import Residuals
@@ -55,6 +56,7 @@ __all__ = [
   'mean_cosine_similarity',
   'mechanism',
   'norm',
+  'of_one_example',
   'path_residuals',
   'random_control',
   'residual',

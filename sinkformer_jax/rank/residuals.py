@@ -455,6 +455,19 @@ def attention_entropy(
     return entropy / np.where(count > 0, count, np.nan)
 
 
+def of_one_example(residuals: Residuals) -> Residuals:
+  """Residuals of the only example, without its axis, the second."""
+
+  def first(x):
+    return (
+      {k: v[:, 0] for k, v in x.items()} if isinstance(x, dict) else x[:, 0]
+    )
+
+  fields = ('log10', 'log10_whole', 'below_resolution', 'invalid')
+  own = {x: first(getattr(residuals, x)) for x in fields}
+  return dataclasses.replace(residuals, **own)
+
+
 def concatenate(parts: Sequence[Residuals]) -> Residuals:
   """Residuals of chunks of examples, the second axis, as one."""
 

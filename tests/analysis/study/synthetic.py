@@ -1,6 +1,7 @@
 """Summary tables of made-up pairs, with effects that are known."""
 
 import numpy as np
+import pandas as pd
 
 from analysis import iterations
 from analysis import layer_outputs
@@ -58,7 +59,10 @@ class Tables:
     self.num_pairs, self.gap, self.noise = num_pairs, gap, noise
 
   def evidence(self, num_layers=24):
-    return evidence.Evidence(list(self.rows()), num_layers)
+    return evidence.Evidence(self.table(), num_layers)
+
+  def table(self):
+    return pd.DataFrame(self.rows())
 
   def rows(self):
     for seed in range(self.num_pairs):
