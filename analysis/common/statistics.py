@@ -111,7 +111,7 @@ def welch(first: Mapping, second: Mapping) -> Sample:
     first['mean'] - second['mean'],
     math.sqrt(total),
     freedom,
-    min(first['count'], second['count']),
+    int(min(first['count'], second['count'])),
   )
 
 

@@ -322,10 +322,9 @@ def _draw_steps(ax, rows, transform, style, label, number=0):
   rows = rows[~rows['step'].isin(rows['step'][chosen])]
   if rows.empty:
     return None
-  samples = rows.groupby('step')['mean'].agg(
-    lambda values: statistics.sample(transform(values.to_numpy()))
-  )
-  steps = [int(x) for x in samples.index]
+  means = {int(k): map(transform, v) for k, v in rows.groupby('step')['mean']}
+  steps = list(means)
+  samples = [statistics.sample(x) for x in means.values()]
   half = [x.half_width for x in samples]
   # Aside, so that bars can be told apart.
   shift = 0.012 * number * steps[-1]
@@ -337,7 +336,7 @@ def _draw_steps(ax, rows, transform, style, label, number=0):
     capsize=2,
     label=label,
   )
-  return steps[-1], samples.iloc[-1].mean
+  return steps[-1], samples[-1].mean
 
 
 def _causes(evidence):

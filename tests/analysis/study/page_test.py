@@ -4,13 +4,16 @@ import csv
 import json
 import re
 
+import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
 from analysis.study import content as content_lib
-from analysis.study import decay
 from analysis.study import measure
 from analysis.study import page
 from analysis.study import studies
+from analysis.study.claims import causes
 from sinkformer_jax import errors
 from tests.analysis.study import made_up_runs
 from tests.analysis.study import synthetic
@@ -18,11 +21,12 @@ from tests.analysis.study import synthetic
 
 def measured_of(tables, tag):
   """Made-up rows of a comparison; trainings have recorded theirs."""
-  return [
+  rows = [
     x | {'tag': tag, 'setting': tag}
     for x in tables.rows()
     if x['analysis'] != 'training'
   ]
+  return measure.Measured(pd.DataFrame(rows), [], 'revision 1')
 
 
 def study_of(num_pairs, tmp_path, gap=-1.0):
@@ -31,8 +35,8 @@ def study_of(num_pairs, tmp_path, gap=-1.0):
   runs = study.runs(tmp_path / 'runs')[: 2 * num_pairs]
   for run in runs:
     made_up_runs.make(run)
-  rows = measured_of(synthetic.Tables(num_pairs=num_pairs, gap=gap), '')
-  measured = measure.Measured(rows, ['a note'], 'revision 1')
+  measured = measured_of(synthetic.Tables(num_pairs=num_pairs, gap=gap), '')
+  measured.notes.append('a note')
   return content_lib.of_runs(study, runs, [measured])
 
 
@@ -40,7 +44,7 @@ def of_ended(study, runs, measured):
   """Content of runs of which some have diverged."""
   finished = [x for x in runs if x.is_finished()]
   diverged = [x for x in runs if x.diverged()]
-  return content_lib.of_runs(study, finished, [measured], diverged)
+  return content_lib.of_runs(study, finished, measured, diverged)
 
 
 @pytest.fixture(scope='module')
@@ -49,13 +53,14 @@ def written(tmp_path_factory):
   folder = tmp_path_factory.mktemp('study')
   content = study_of(5, folder)
   output = folder / 'mnist'
-  return content_lib.write(content, output), output
+  content_lib.write(content, output)
+  return content_lib.read(output), output
 
 
 def test_files(written):
   found, folder = written
   names = {x.name for x in folder.iterdir()}
-  for name in ('tests', 'curves', 'differences', 'depths', 'robustness'):
+  for name in ('tests', 'pairs', 'curves', 'depths', 'robustness', 'runs'):
     assert {f'{name}.csv', f'{name}.json'} <= names
   for figure in found['figures']:
     assert {f'{figure["name"]}.png', f'{figure["name"]}.svg'} <= names
@@ -73,63 +78,103 @@ def test_files(written):
   assert {x['claim'] for x in tests} == set('abcdefhiklmno')
   (one,) = (x for x in tests if x['claim'] == 'a' and x['depth'] == '12')
   assert float(one['mean']) == pytest.approx(-1, abs=0.1)
-  assert one['verdict'] == 'does not hold'
-  assert content_lib.read(folder)['claims'] == json.loads(
-    json.dumps(found['claims'])
+  assert one['verdict'] == 'contradicted'
+
+
+def test_intervals_can_be_computed_from_the_numbers_of_pairs(written):
+  """Independently of the code that tests: by scipy, from the files alone."""
+  _, folder = written
+  tests, pairs = (
+    pd.read_csv(folder / f'{x}.csv').fillna({'depth': 0})
+    for x in ('tests', 'pairs')
   )
+  numbers = pairs.groupby(['claim', 'label', 'depth'])['value'].agg(list)
+  checked = 0
+  for row in tests.itertuples():
+    values = numbers.get((row.claim, row.label, row.depth))
+    if values is None:
+      assert row.count == 0 or row.claim in 'gj'
+      continue
+    assert row.mean == pytest.approx(np.mean(values))
+    if np.ptp(values) < 1e-12:
+      # All are equal: scipy has no interval then.
+      assert row.half_width == pytest.approx(0, abs=1e-12)
+      continue
+    interval = stats.t.interval(
+      0.95, len(values) - 1, np.mean(values), stats.sem(values)
+    )
+    assert row.mean - row.half_width == pytest.approx(interval[0])
+    p = stats.ttest_1samp(values, 0).pvalue
+    if np.isnan(row.margin):
+      assert row.p == pytest.approx(p)
+    checked += 1
+  assert checked > 50
 
 
-def test_results_are_written_whole_or_not_at_all(
-  written, tmp_path, monkeypatch
-):
+def test_results_are_written_whole_or_not_at_all(written, monkeypatch):
   found, folder = written
-  page.write([found], [folder], tmp_path)
-  before = (tmp_path / page.PAGE).read_text()
+  page.write(found)
+  before = (folder / page.PAGE).read_text()
 
   def stop(*_):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr('pathlib.Path.replace', stop)
-  with pytest.raises(KeyboardInterrupt):
-    page.write([found | {'notes': ['another']}], [folder], tmp_path)
-  assert (tmp_path / page.PAGE).read_text() == before
+  with monkeypatch.context() as patch:
+    patch.setattr('pathlib.Path.replace', stop)
+    with pytest.raises(KeyboardInterrupt):
+      page.write(found | {'notes': ['another']})
+  assert (folder / page.PAGE).read_text() == before
 
 
 def test_page(written):
   found, folder = written
-  page.write([found], [folder], folder)
+  page.write(found)
   text = (folder / page.PAGE).read_text()
-  assert not re.search(r'(src|href)="(?!data:)', text)
+  assert not re.search(r'(src|href)="(?!data:|#)', text)
   assert text.count('data:image/png;base64,') == 6
-  assert re.search(
-    'With Sinkhorn, products of trained attention matrices decay faster at'
-    r' depth 4 \(-(0\.9|1\.0)',
-    text,
-  )
+  assert (
+    'Path products of the Sinkhorn model decay faster than those of softmax at'
+    ' depths 4, 12 and 24.'
+  ) in text
   assert '--study=mnist --preset=full --claims=a' in text
   assert 'a note' in text
   assert 'made from a sample' in text
   for claim in found['claims']:
     assert claim['statement'] in text
   table = (folder / page.CLAIMS).read_text().splitlines()
-  assert table[0] == '| claim | tested | measured | n | verdict |'
-  assert len(table) == 2 + sum(len(x['lines']) for x in found['claims'])
+  assert table[0] == (
+    '| claim | study | tested | no depth | depth 4 | depth 12 | depth 24 | n |'
+    ' verdict |'
+  )
+  labels = {
+    (x['letter'], y['label']) for x in found['claims'] for y in x['tests']
+  }
+  assert len(table) == 2 + len(labels)
   assert table[2].startswith('| a. Products of trained')
-  assert table[2].endswith('log10 | 5 | does not hold |')
+  assert table[2].endswith('| 5 | contradicted |')
+
+
+def test_no_cell_has_more_than_one_interval(written):
+  found, folder = written
+  page.write(found)
+  text = (folder / page.PAGE).read_text()
+  cells = re.findall(r'<td[^>]*>(.*?)</td>', text, re.DOTALL)
+  lines = (folder / page.CLAIMS).read_text().splitlines()
+  cells += [x for line in lines for x in line.split(' | ')]
+  assert sum('±' in x for x in cells) > 50
+  assert max(x.count('±') for x in cells) == 1
 
 
 def test_two_pairs_give_no_verdict(tmp_path):
   found = content_lib.as_json(study_of(2, tmp_path))
-  assert {x['verdict'] for x in found['claims']} == {'cannot be told'}
+  assert {x['verdict'] for x in found['claims']} == {'inconclusive'}
   assert any('fewer than 3' in x for x in found['notes'])
   assert any(
     '3 of 5 planned pairs are not finished' in x and '(seed 2, 3, 4)' in x
     for x in found['notes']
   )
-  about, paths, *_ = page.answer(found)
-  assert '2 pairs of runs' in about
-  assert about.endswith('not tested:')
-  assert 'differ from those of softmax by -' in paths
+  paths, *_ = page.answer(found)
+  assert paths.endswith('2 pairs of runs, too few for a verdict.')
   assert {x['mnist'] for x in page.by_study([found])} == {'too few pairs'}
 
 
@@ -138,46 +183,40 @@ def test_that_less_is_measured_is_said(tmp_path):
   runs = study.runs(tmp_path)
   for run in runs:
     made_up_runs.make(run)
-  rows = measured_of(synthetic.Tables(num_pairs=8), '1050steps')
-  measured = measure.Measured(rows, [], 'revision 1')
+  measured = measured_of(synthetic.Tables(num_pairs=8), '1050steps')
   notes = content_lib.of_runs(study, runs, [measured]).notes
   assert (
     'Measured of 3 epochs of 1,119 photos, 224 pixels: 16 test examples, 50'
     ' paths of each depth, 8 examples for mechanism.'
   ) in notes
-  assert any(x.startswith('All pairs but those of seed 0, 1, 2') for x in notes)
+  assert any('pairs of seed 0, 1, 2 are exploratory' in x for x in notes)
 
 
-def test_several_studies_on_one_page(written, tmp_path):
-  found, folder = written
-  other = found | {'study': 'other'}
-  page.write([found, other], [folder, folder], tmp_path)
-  text = (tmp_path / page.PAGE).read_text()
-  assert text.count('data:image/png;base64,') == 12
-  table = (tmp_path / page.CLAIMS).read_text().splitlines()[2:]
-  assert [x.split(' | ')[1] for x in table[:2]] == ['mnist', 'other']
-
-
-def test_table_of_claims_by_study(written, tmp_path):
+def test_page_of_all_links_to_the_pages_of_studies(written):
   found, folder = written
   other = found | {'study': 'other', 'claims': found['claims'][1:2]}
+  page.write_all([found, other], folder.parent)
+  text = (folder.parent / page.PAGE).read_text()
+  assert 'href="mnist/index.html"' in text
+  assert 'data:image' not in text
+  table = (folder.parent / page.CLAIMS).read_text().splitlines()[2:]
+  assert [x.split(' | ')[1] for x in table[1:3]] == ['mnist', 'other']
   assert page.by_study([found, other])[:2] == [
     {
       'claim': 'a. Products of trained attention matrices decay more slowly'
       ' with Sinkhorn.',
-      'mnist': 'does not hold',
+      'mnist': 'contradicted',
       'other': '',
       'studies': '',
     },
     {
-      'claim': 'b. So do the outputs of the layers.',
-      'mnist': 'does not hold',
-      'other': 'does not hold',
+      'claim': 'b. The outputs of attention layers keep a larger relative'
+      ' residual with Sinkhorn.',
+      'mnist': 'contradicted',
+      'other': 'contradicted',
       'studies': 'agree in 3 of 3 tests',
     },
   ]
-  page.write([found, other], [folder, folder], tmp_path)
-  assert '<th>other</th>' in (tmp_path / page.PAGE).read_text()
 
 
 def test_studies_that_differ():
@@ -191,13 +230,13 @@ def test_studies_that_differ():
 
   (line,) = page.by_study(
     [
-      content('one', {('x', 4): 'holds', ('x', 12): 'does not hold'}),
-      content('two', {('x', 4): 'holds', ('y', 4): 'cannot be told'}),
-      content('three', {('x', 12): 'holds', ('y', 4): 'holds'}),
+      content('one', {('x', 4): 'supported', ('x', 12): 'contradicted'}),
+      content('two', {('x', 4): 'supported', ('y', 4): 'inconclusive'}),
+      content('three', {('x', 12): 'supported', ('y', 4): 'supported'}),
     ]
   )
   assert line['one'] == 'long words'  # Of one label.
-  assert line['two'] == 'holds in 1, cannot be told in 1 of 2 tests'
+  assert line['two'] == 'supported in 1, inconclusive in 1 of 2 tests'
   # y is decided by one study alone.
   assert line['studies'] == 'agree in 1, differ in 1 of 2 tests'
 
@@ -205,38 +244,42 @@ def test_studies_that_differ():
 def test_exploratory_comparisons_have_no_verdict(tmp_path):
   (study,) = studies.of('variants', 'cpu')
   runs = study.runs(tmp_path)
-  rows = []
   for run in runs:
     made_up_runs.make(run)
-  for comparison in study.comparisons[:3]:
-    tables = synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0)
-    rows += measured_of(tables, comparison.tag)
-  measured = measure.Measured(rows, [], 'revision 1')
-  content = content_lib.of_runs(study, runs, [measured])
-  found = content_lib.write(content, tmp_path / 'variants')
+  measured = [
+    measured_of(synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0), x.tag)
+    for x in study.comparisons[:3]
+  ]
+  folder = tmp_path / 'variants'
+  content_lib.write(content_lib.of_runs(study, runs, measured), folder)
+  found = content_lib.read(folder)
   assert not found['claims']
   assert [x['name'] for x in found['figures']] == ['comparisons', 'trainings']
-  table = found['tables']['Trainings side by side']
-  assert table[1]['training'] == 'without FFN'
-  assert table[1]['path products at 4 / 12 / 24'] == (
-    'softmax -1.6 / -4.8 / -9.6\nSinkhorn -0.6 / -3.8 / -8.6\n'
-    'difference +1.00 / +1.00 / +1.00'
-  )
-  name = 'parts of the difference of path products at 4 / 12 / 24'
-  assert table[1][name].splitlines() == [
-    'normalizer, same logits +1.00 / +1.00 / +1.00',
-    'trained logits +0.00 / +0.00 / +0.00',
-    'as sharp as softmax on its logits: Sinkhorn +0.00 / +0.00 / +0.00',
-    'softmax without column bias +1.00 / +1.00 / +1.00',
-    'Sinkhorn minus that -1.00 / -1.00 / -1.00',
-  ]
-  name = 'tokens with skips off, exact, at 4 / 12 / 24'
-  assert table[2][name].startswith('softmax -27 /')
-  assert 'cannot be told' not in str(table)
-  page.write([found], [tmp_path / 'variants'], tmp_path / 'variants')
-  text = (tmp_path / 'variants' / page.PAGE).read_text()
+  tests = found['tables']['comparisons']
+  own = tests[tests['training'] == 'without FFN'].set_index(['tested', 'depth'])
+  assert own.loc[('path products', 4), 'mean'] == pytest.approx(1)
+  expected = {
+    causes.NORMALIZER: 1,
+    causes.LOGITS: 0,
+    causes.EQUALLY_SHARP: 0,
+    causes.NO_BIAS: 1,
+    causes.REST: -1,
+  }
+  for name, mean in expected.items():
+    assert own.loc[(name, 24), 'mean'] == pytest.approx(mean), name
+  assert tests['verdict'].isna().all()
+  levels = found['tables']['levels']
+  levels = levels[levels['training'] == 'without FFN']
+  levels = levels.set_index(['quantity', 'normalizer', 'depth'])['mean']
+  assert levels['path products', 'softmax', 12] == pytest.approx(-4.8)
+  assert levels['path products', 'Sinkhorn', 12] == pytest.approx(-3.8)
+  (exact,) = {x for x, *_ in levels.index if x.startswith('tokens, exact')}
+  assert levels[exact, 'softmax', 4] == pytest.approx(-27)
+  page.write(found)
+  text = (folder / page.PAGE).read_text()
   assert 'Exploratory: no claim is tested' in text
-  assert 'Claims' not in text
+  assert 'id="claims"' not in text
+  assert 'inconclusive<' not in text
 
 
 def test_runs_that_diverged_are_said_to(tmp_path):
@@ -249,21 +292,12 @@ def test_runs_that_diverged_are_said_to(tmp_path):
       record = {'step': 7, 'where': 'the first bad layer is 1'}
       (run.workdir / 'diverged.json').write_text(json.dumps(record))
   tables = synthetic.Tables(num_pairs=1, gap=1.0, noise=0.0)
-  rows = [
-    x
-    for comparison in study.comparisons
-    if comparison.tag not in ('half_noskip', 'half_pure')
-    for x in measured_of(tables, comparison.tag)
+  measured = [
+    measured_of(tables, x.tag)
+    for x in study.comparisons
+    if x.tag not in ('half_noskip', 'half_pure')
   ]
-  measured = measure.Measured(rows, [], 'revision 1')
   found = of_ended(study, runs, measured)
-  table = {x['training']: x for x in found.tables['Trainings side by side']}
-  (line,) = (x for k, x in table.items() if k.startswith('without skips'))
-  assert line['pairs'] == '0'
-  assert line['test accuracy'] == (
-    'softmax (seed 0) diverged: not finite at step 7'
-  )
-  assert not any('pure' in x for x in table)
   assert f'{lost} diverged: not finite at step 7' in ' '.join(found.notes)
 
 
@@ -278,52 +312,59 @@ def test_another_preset_is_refused(written):
 def test_learning_rates_are_chosen_on_validation_data(tmp_path):
   (study,) = studies.of('mnist', 'cpu')
   runs = [x for x in study.runs(tmp_path) if x.seed < 2]
-  rows = []
+  best = {'softmax': '1epoch', 'sinkhorn': '1epoch_lr2e-3'}
   for run in runs:
     made_up_runs.make(run)
     path = run.workdir / 'result.json'
     result = json.loads(path.read_text())
-    best = {'softmax': '1epoch', 'sinkhorn': '1epoch_lr2e-3'}
     chosen = run.comparison.tag == best[run.normalizer]
     # Seed 1 would choose another rate, but is not there at all rates.
     result['validation']['loss'] = 0.1 if chosen == (run.seed == 0) else 0.2
     # Accuracies say otherwise, and choose nothing.
     result['test']['accuracy'] = 0.5 if chosen else 0.9
     path.write_text(json.dumps(result))
-  for tag in study.grid:
-    gap = 2.0 if tag == '1epoch_lr2e-3' else 0.0
-    pairs = 1 if tag == '1epoch_lr2.5e-4' else 2
-    tables = synthetic.Tables(pairs, gap, noise=0.0)
-    rows += measured_of(tables, tag)
-  measured = measure.Measured(rows, [], 'revision 1')
-  found = content_lib.of_runs(study, runs, [measured])
-  softmax, sinkhorn, paths, _, accuracy = found.tables[
-    'Learning rate tuned for each normalizer'
+  measured = [
+    measured_of(
+      synthetic.Tables(
+        1 if tag == '1epoch_lr2.5e-4' else 2,
+        2.0 if tag == '1epoch_lr2e-3' else 0.0,
+        noise=0.0,
+      ),
+      tag,
+    )
+    for tag in study.grid
   ]
-  rates = {'1epoch': '1e-3', '1epoch_lr2e-3': '2e-3'}
-  for line, normalizer in ((softmax, 'softmax'), (sinkhorn, 'sinkhorn')):
-    (chosen,) = re.findall(r'(.*) \(chosen\)', line['value'])
-    assert chosen.startswith('0.1000 (0.2000): ')
-    assert chosen.endswith(f'learning rate {rates[best[normalizer]]}')
-  assert '(2 pairs)' in paths['what']
-  assert paths['value'].startswith('+2.00 at 4')
-  assert accuracy['value'] == 'softmax 50.00 %\nSinkhorn 50.00 %'
+
+  def chosen_of(tables):
+    own = tables['losses'][tables['losses']['chosen']]
+    return own[own['seed'] == 0].set_index('normalizer')
+
+  tables = content_lib.of_runs(study, runs, measured).tables
+  assert dict(chosen_of(tables)['tag']) == best
+  assert list(chosen_of(tables)['loss']) == [0.1, 0.1]
+  tuned = tables['tuned'].set_index(['tested', 'depth'])
+  assert tuned.loc[('path products', 4), 'mean'] == pytest.approx(2)
+  assert tuned.loc[('path products', 4), 'pairs'] == 2
+  (accuracy,) = tables['tuned'][tables['tuned']['tested'] == 'test accuracy'][
+    'mean'
+  ]
+  assert accuracy == pytest.approx(0)
   # One that diverged is not chosen, and hides no other.
   softmax_best = tmp_path / 'mnist_softmax_1epoch' / 'seed0'
   (softmax_best / 'result.json').rename(softmax_best / 'kept')
   (softmax_best / 'diverged.json').write_text('{"step": 3, "where": ""}')
-  found = of_ended(study, runs, measured)
-  line, *_ = found.tables['Learning rate tuned for each normalizer']
-  assert 'diverged (0.2000): one epoch at learning rate 1e-3\n' in line['value']
-  assert line['value'].count('(chosen)') == 1
+  tables = of_ended(study, runs, measured).tables
+  assert chosen_of(tables)['tag']['softmax'] != '1epoch'
+  assert np.isinf(tables['losses']['loss']).sum() == 1
   (softmax_best / 'diverged.json').unlink()
   (softmax_best / 'kept').rename(softmax_best / 'result.json')
   # One training of the grid is missing: nothing is chosen.
   rest = [x for x in runs if x.name != 'mnist_sinkhorn_1epoch_lr2e-3/seed0']
-  rows = [x for x in rows if x['tag'] != '1epoch_lr2e-3']
-  measured = measure.Measured(rows, [], 'revision 1')
-  found = content_lib.of_runs(study, rest, [measured])
-  assert not found.tables['Learning rate tuned for each normalizer']
+  tags = [x for x in study.grid if x != '1epoch_lr2e-3']
+  measured = [x for x in measured if x.table['tag'][0] in tags]
+  tables = content_lib.of_runs(study, rest, measured).tables
+  assert tables['losses'].empty
+  assert tables['tuned'].empty
 
 
 def test_trainings_side_by_side(tmp_path):
@@ -331,31 +372,24 @@ def test_trainings_side_by_side(tmp_path):
   runs = [x for x in study.runs(tmp_path) if '3epochs' not in x.name]
   for run in runs:
     made_up_runs.make(run)
-  rows = []
+  measured = []
   for comparison, gap in zip(study.comparisons, (1.0, 3.0), strict=False):
     pairs = len(comparison.seeds)
     tables = synthetic.Tables(pairs, gap, rng_seed=pairs)
-    rows += measured_of(tables, comparison.tag)
-  measured = measure.Measured(rows, [], 'revision 1')
-  found = content_lib.of_runs(study, runs, [measured])
-  first, second, change, *_ = found.tables['Trainings side by side']
-  assert first['path products'].endswith('holds')
-  assert second['pairs'] == '3'
+    measured.append(measured_of(tables, comparison.tag))
+  found = content_lib.of_runs(study, runs, measured)
+  written = found.tables['comparisons']
+  tests = written.set_index(['training', 'tested', 'depth']).sort_index()
+  first, second = (x.title for x in study.comparisons[:2])
+  assert tests.loc[(first, 'path products', 4), 'verdict'] == 'supported'
+  own = tests.loc[(second, 'path products', 12)]
+  assert own['mean'] == pytest.approx(3, abs=0.2)
+  assert own['pairs'] == 3
   # Pair by pair: 2 more, whatever the pairs have in common.
-  assert change['training'].endswith('5e-4: what it changes')
-  numbers = re.findall(r'([+-][\d.]+) ±', change['path products'])
-  assert [float(x) for x in numbers] == pytest.approx([2, 2, 2], abs=0.2)
-  names = [x.name for x in found.figures]
-  assert 'trainings' in names
-  written = found.large_tables['comparisons']
-  (one,) = (
-    x
-    for x in written
-    if x['training'] == study.comparisons[1].title
-    and (x['tested'], x['depth']) == ('path products', 12)
-  )
-  assert one['mean'] == pytest.approx(3, abs=0.2)
-  assert one['pairs'] == 3
+  change = tests.loc[(second, 'path products: what it changes')]
+  assert list(change['mean']) == pytest.approx([2, 2, 2], abs=0.2)
+  assert list(change['verdict']) == [''] * 3
+  assert 'trainings' in [x.name for x in found.figures]
   # A test has one verdict, wherever it stands.
   of_claims = {
     (test.test.label, test.test.depth): test.corrected
@@ -364,20 +398,18 @@ def test_trainings_side_by_side(tmp_path):
   }
   same = {
     'path products': 'path products',
-    'path products, same logits': decay.NORMALIZER,
-    'path products, entropy of softmax': decay.MATCHED,
+    causes.NORMALIZER: causes.NORMALIZER,
+    causes.MATCHED: causes.MATCHED,
     'column sums of softmax (claim k)': (
       'spread of column sums at step 0 over that at the end'
     ),
   }
   compared = [
     (x['corrected_p'], of_claims[same[x['tested']], x['depth']])
-    for x in written
+    for x in written.to_dict('records')
     if x['training'] == study.comparisons[0].title and x['tested'] in same
   ]
   assert len(compared) == 12
   assert all(ours == theirs for ours, theirs in compared)
   # Of seed 0 the tests were made.
-  assert 'Without the pair that had been looked at beforehand' in str(
-    found.robustness
-  )
+  assert 'Without the exploratory pair (seed 0)' in str(found.robustness)

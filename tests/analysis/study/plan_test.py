@@ -230,7 +230,7 @@ def test_column_sums_are_followed_in_all_comparisons(tmp_path):
 def test_what_a_training_has_recorded(tmp_path):
   (run, *_) = study(preset='tiny').runs(tmp_path)
   made_up_runs.make(run)
-  values = {x['quantity']: x['mean'] for x in measure.training_rows(run)}
+  values = measure.training_table(run).set_index('quantity')['mean']
   # 32 examples a second, 4000 an epoch.
   assert values['seconds an epoch'] == 125
 

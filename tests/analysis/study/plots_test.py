@@ -1,10 +1,11 @@
 """What is drawn where values are below the resolution of float64."""
 
 from matplotlib import figure
+import pandas as pd
 
-from analysis.study import decay
 from analysis.study import evidence as evidence_lib
 from analysis.study import plots
+from analysis.study.claims import decay
 from tests.analysis.study import synthetic
 
 
@@ -27,7 +28,7 @@ def path_products(softmax, sinkhorn=None, seed=0):
         )
         more = {'step': step, 'count': count, 'below_resolution': 100 - count}
         rows.append(row | more)
-  return evidence_lib.Evidence(rows, 24)
+  return evidence_lib.Evidence(pd.DataFrame(rows), 24)
 
 
 def test_along_training_panels_span_all_steps_and_say_what_is_not_resolved():
@@ -59,7 +60,7 @@ def test_means_along_training_are_of_all_pairs_or_of_none():
     path_products(everywhere),
     path_products(everywhere | {24: (0, 859)}, seed=1),
   ]
-  rows = [row for pair in pairs for row in pair.rows]
+  rows = pd.concat([pair.table for pair in pairs])
   titles = {evidence_lib.Evidence(rows, 24): 'two', pairs[0]: 'one'}
   (plot,) = plots.along_training(titles)
   fig = figure.Figure(figsize=plot.size)

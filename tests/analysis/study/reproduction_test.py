@@ -1,7 +1,6 @@
 """What the study's command refuses, says and analyses, in this process."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -81,7 +80,8 @@ def test_results_of_runs_that_are_elsewhere_are_kept(tmp_path, capsys):
   (study,) = studies.of('mnist', 'tiny')
   there = dataclasses.replace(page_test.study_of(2, tmp_path), study=study)
   folder = tmp_path / 'out' / 'mnist'
-  found = content.write(there, folder)
+  content.write(there, folder)
+  found = (folder / content.CONTENT).read_text()
   names = ('mnist', 'random_control')
   reproduce(tmp_path, *names, analyse_only=True).run()
   assert 'Not analysed. No pair of runs' in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_results_of_runs_that_are_elsewhere_are_kept(tmp_path, capsys):
   text = capsys.readouterr().out
   assert f'Not analysed. {folder} has results of runs that' in text
   assert 'mnist_softmax/seed1' in text
-  assert content.read(folder) == json.loads(json.dumps(found))
+  assert (folder / content.CONTENT).read_text() == found
   # They are on the page of all the same.
   assert f'Page of all studies: {tmp_path}/out/index.html' in text
   rows = (tmp_path / 'out' / 'claims.md').read_text()
