@@ -67,6 +67,7 @@ def _measure_run(subject, options, progress, result):
       QUANTITIES[quantity],
     )
     for quantity, parts in values.items()
+    if parts
   ]
 
 
@@ -77,8 +78,10 @@ def _add_raw(about, found, capture, result):
     own = {
       name.replace(' ', '_'): found[name]
       for name, start in QUANTITIES.items()
-      if start == first
+      if start == first and name in found
     }
+    if not own:
+      continue
     shape = next(iter(own.values())).shape
     layers = np.arange(first, first + shape[0])
     axes = {'layer': layers[:, None], 'example': examples}
@@ -98,21 +101,25 @@ def _values(capture):
   attention, mask = capture.attention, capture.mask
   of_heads = None if mask is None else mask[:, None, :]
   row_error, column_error = rank.marginal_errors(attention, mask)
-  pairs = attention
-  tokens = capture.hidden
+  # Padding would count as further, zero, rows.
   if mask is not None:
-    # Padding would count as further, zero, rows.
     valid = of_heads[..., None] & of_heads[..., None, :]
-    pairs = np.where(valid, attention, 0)
-    tokens = np.where(mask[..., None], tokens, 0)
-  return {
+    found = rank.singular_values(np.where(valid, attention, 0))
+  else:
+    found = rank.singular_values(attention)
+  values = {
     'row error': row_error,
     'column error': column_error,
     'spread of column sums': rank.column_spread(attention, mask),
     'relative entropy': rank.attention_entropy(attention, of_heads, True),
-    'effective rank of attention': rank.effective_rank(
-      rank.singular_values(pairs)
-    ),
+    'effective rank of attention': rank.effective_rank(found),
+  }
+  tokens = capture.hidden
+  if tokens is None:
+    return values
+  if mask is not None:
+    tokens = np.where(mask[..., None], tokens, 0)
+  return values | {
     'effective rank of tokens': rank.effective_rank(
       rank.singular_values(tokens)
     ),
@@ -156,7 +163,7 @@ def _draw(fig, rows):
   curves.small_multiples(
     fig,
     rows,
-    {x: {'quantity': x} for x in QUANTITIES},
+    {x: {'quantity': x} for x in QUANTITIES if x in set(rows['quantity'])},
     wrap=2,
     panel=panel,
     ylabel='',
@@ -171,6 +178,8 @@ def headlines(summary: frames.Table) -> list[str]:
     texts = []
     for quantity in QUANTITIES:
       points = frames.select(rows, quantity=quantity)
+      if points.empty:
+        continue
       if quantity in _LOGARITHMIC:
         text = f'{points["largest"].max():.1e} at most'
       else:

@@ -27,6 +27,8 @@ command.define_output(FLAGS)
 command.define_runs(FLAGS, num_examples=16)
 command.define_paths(FLAGS)
 
+# What has to be known of what is analysed.
+NEEDS = ('logits',)
 # Of the column errors; the last is as good as converged.
 COUNTS = (5, 10, 20, 50, 100, 1000)
 # (iterations, rows closed) of path products, and of models that are read.
@@ -48,7 +50,7 @@ def measure(
   for subject in used:
     progress.part(f'iterations: {subject.name}')
     _measure_logits(subject, options, progress, result)
-    for stack in READ:
+    for stack in READ if subject.has('model') else ():
       progress.part(
         f'iterations: {subject.name} read with {naming.iterations(*stack)}'
       )

@@ -26,6 +26,8 @@ FLAGS = flags.FlagValues()
 command.define_output(FLAGS)
 command.define_runs(FLAGS)
 
+# What has to be known of what is analysed.
+NEEDS = ('hidden',)
 QUANTITIES = {
   'hidden': 'hidden states',
   'attention_output': 'results of the attention sublayer',
@@ -38,13 +40,11 @@ def measure(
   """Residuals at every layer of each run, trained and at step 0."""
   result = frames.Result()
   for subject in subjects:
-    states = [subject]
-    if subject.run.step:
-      states.append(subject.at_step(0))
-    for state in states:
-      for switches, words in naming.ABLATIONS.items():
+    for state in subject.states():
+      for switches in state.ablations():
         progress.part(
-          f'layer outputs of {state.name}, step {state.run.step}, {words}'
+          f'layer outputs of {state.name}, step {state.about()["step"]},'
+          f' {naming.ABLATIONS[switches]}'
         )
         _measure_state(state, switches, options, progress, result)
   return result
@@ -70,6 +70,8 @@ def _measure_state(subject, switches, options, progress, result):
       raw = _raw(about | {'quantity': quantity}, examples, residuals)
       result.add_raw('layer_outputs_raw', raw)
   for quantity, chunks in parts.items():
+    if not chunks:
+      continue  # A file of other software may lack it.
     rows = about | {
       'quantity': quantity,
       'examples': options['num_examples'],
@@ -83,11 +85,11 @@ def tokens(capture) -> dict[str, np.ndarray]:
 
   Layer 0 of both is the embedding.
   """
-  outputs = [capture.hidden[:1], capture.attention_output]
-  return {
-    'hidden': capture.hidden,
-    'attention_output': np.concatenate(outputs),
-  }
+  found = {'hidden': capture.hidden}
+  if capture.attention_output is not None:
+    outputs = [capture.hidden[:1], capture.attention_output]
+    found['attention_output'] = np.concatenate(outputs)
+  return found
 
 
 def _raw(about, examples, residuals):

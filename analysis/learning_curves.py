@@ -20,6 +20,8 @@ FLAGS = flags.FlagValues()
 command.define_output(FLAGS)
 command.define_runs(FLAGS, num_examples=None)
 
+# What has to be known of what is analysed.
+NEEDS = ('model',)
 # Metric and title; a panel each.
 METRICS = {
   'train/loss': 'loss, training batches',

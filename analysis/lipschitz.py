@@ -25,6 +25,8 @@ FLAGS = flags.FlagValues()
 command.define_output(FLAGS)
 command.define_runs(FLAGS, num_examples=8)
 
+# What has to be known of what is analysed.
+NEEDS = ('model',)
 # A power iteration for each example and layer: no more than this.
 MAX_EXAMPLES = 8
 # Of the eigen-residual; some singular value lies within half of it, and that

@@ -31,6 +31,8 @@ flags.DEFINE_integer(
   flag_values=FLAGS,
 )
 
+# What has to be known of what is analysed.
+NEEDS = ('logits',)
 OWN, UNIT = 'own spread', 'unit spread'
 
 
@@ -50,7 +52,6 @@ def _measure_run(subject, options, progress, result):
   from analysis.common import runs
   from sinkformer_jax import rank
 
-  model = subject.run.config.model
   totals, tokens = [], []
   for capture in subject.captures(options, progress, result.notes):
     totals.append(
@@ -73,8 +74,15 @@ def _measure_run(subject, options, progress, result):
   num_tokens = round(float(np.mean(np.concatenate(tokens))))
   # The spread about the mean of a row is that of n - 1 of n numbers.
   scale = spread / np.sqrt(1 - 1 / num_tokens)
-  paths = rank.random_control.own_paths(model.num_layers, options['num_draws'])
+  paths = rank.random_control.own_paths(
+    subject.num_layers, options['num_draws']
+  )
   for words, scales in ((OWN, scale), (UNIT, 1.0)):
+    if subject.normalizer not in rank.random_control.NORMALIZERS:
+      result.notes.append(
+        f'{subject.name}: no random matrices under {subject.normalizer!r}.'
+      )
+      return
     if not np.isfinite(scales).all():
       result.notes.append(
         f'{subject.name}: no random matrices of its own spread, which is not'
@@ -83,12 +91,12 @@ def _measure_run(subject, options, progress, result):
       continue
     attention = rank.random_control.random_attention(
       options['seed'],
-      model.normalizer,
+      subject.normalizer,
       scales,
       num_tokens,
-      model.num_layers,
+      subject.num_layers,
       options['num_draws'],
-      model.num_iters,
+      subject.num_iters,
     )
     residuals = rank.path_residuals(attention, paths)
     rows = about | {

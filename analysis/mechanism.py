@@ -30,6 +30,7 @@ command.define_paths(FLAGS)
 
 # Raised whenever other numbers come of the same runs, see `measure.Store`.
 VERSION = 1
+NEEDS = ('logits',)
 # All examples of a pair are held at once: no more than this.
 MAX_EXAMPLES = 16
 
@@ -97,17 +98,10 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
   from analysis.common import runs
   from sinkformer_jax import rank
 
-  num_iters = sinkhorn.run.config.model.num_iters
+  num_iters = sinkhorn.num_iters
   logits, bad = {}, False
   for name, subject in ((SOFTMAX, softmax), (SINKHORN, sinkhorn)):
-    capture = rank.capture(
-      subject.run,
-      options['num_examples'],
-      seed=options['seed'],
-      dataset=subject.dataset(),
-      progress=progress,
-    )
-    result.notes.extend(subject.problems(capture))
+    capture = subject.whole(options, progress, result.notes)
     bad = bad or bool(capture.about['non_finite_layers'])
     # No more of it is kept: that of long texts takes gigabytes.
     logits[name] = capture.logits

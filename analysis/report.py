@@ -88,7 +88,7 @@ def render(
     for k, v in sorted(options.items())
     if k in FLAGS and not k.startswith(('help', '?')) and v is not None
   }
-  starts = [row for x in subjects for row in _start_rows(x)]
+  starts = [row for x in subjects if x.has('model') for row in _start_rows(x)]
   return pages.render(
     'report.html',
     title='Rank decay: softmax and Sinkhorn attention',
@@ -128,6 +128,8 @@ def _part(part, output):
 
 
 def _run_row(subject):
+  if not subject.has('model'):
+    return {'run': subject.name, 'normalizer': subject.normalizer}
   config, result = subject.run.config, subject.result
   data = subject.provenance['data']
   model = config.model

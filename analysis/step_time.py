@@ -26,6 +26,8 @@ FLAGS = flags.FlagValues()
 command.define_output(FLAGS)
 command.define_runs(FLAGS, num_examples=None)
 
+# What has to be known of what is analysed.
+NEEDS = ('model',)
 SECONDS, RATIO = 'seconds a step', 'a step over one of softmax'
 # Their medians are taken.
 _ROUNDS = 5

@@ -27,6 +27,8 @@ FLAGS = flags.FlagValues()
 command.define_output(FLAGS)
 command.define_runs(FLAGS, num_examples=4, required=False)
 
+# What has to be known of what is analysed.
+NEEDS = ('model',)
 LOGIT_NORMS = tuple(10 ** (x / 4) for x in range(-8, 13))
 _TOKENS, _WIDTH, _HEADS, _LAYERS = 64, 32, 4, 8
 _NUM_ITERS = 50
@@ -159,6 +161,9 @@ def _run_law(subject, options, result):
   )
   examples = [x for capture in captures for x in _embeddings(capture)]
   refused = {
+    f'it is made for softmax and Sinkhorn, not for {subject.normalizer}': (
+      subject.normalizer not in ('softmax', 'sinkhorn')
+    ),
     'it has values that are not finite': any(
       x.about['non_finite_layers'] for x in captures
     ),

@@ -17,6 +17,7 @@ import importlib
 import json
 import pathlib
 import sys
+import time
 from typing import Any
 
 from absl import flags
@@ -28,7 +29,6 @@ from analysis.common import frames
 
 # Progress is told this often where it is no terminal, in seconds.
 _INTERVAL = 5
-_LINE = '{desc}: {n} of {total}{unit}, {remaining} left\n'
 
 
 def define_output(flag_values: flags.FlagValues) -> None:
@@ -68,8 +68,23 @@ def define_runs(
     ' one seed are a pair.',
     flag_values=flag_values,
   )
+  flags.DEFINE_multi_string(
+    'capture',
+    None,
+    'File with attention matrices of other software (npz); repeat it for'
+    ' several. See analysis/common/own.py.',
+    flag_values=flag_values,
+  )
   if required:
-    flags.mark_flag_as_required('workdir', flag_values)
+
+    @flags.multi_flags_validator(
+      ['workdir', 'capture'],
+      'Flag --workdir or --capture must have a value.',
+      flag_values,
+    )
+    def _check_subjects(values):
+      return bool(values['workdir'] or values['capture'])
+
   flags.DEFINE_integer(
     'step',
     None,
@@ -155,26 +170,29 @@ class Progress:
   """What is done and the time left of the part: a bar, or lines in a log."""
 
   def __init__(self):
-    self._bar = None
+    self.part('')
 
   def part(self, text: str) -> None:
     """Begins a part."""
-    if self._bar is not None:
-      self._bar.close()
-    is_terminal = sys.stderr.isatty()
-    self._bar = tqdm.tqdm(
-      desc=text,
-      mininterval=0.1 if is_terminal else _INTERVAL,
-      dynamic_ncols=is_terminal,
-      bar_format=None if is_terminal else _LINE,
-    )
+    self._text, self._start = text, time.monotonic()
+    self._told, self._bar = self._start, None
+    if text:
+      print(text, file=sys.stderr, flush=True)
 
   def __call__(self, done: int, total: int, unit: str = 'examples') -> None:
     """Says that `done` of `total` are done."""
-    if self._bar is None:
-      self.part('')
-    self._bar.total, self._bar.unit = total, f' {unit}'
-    self._bar.update(done - self._bar.n)
+    if sys.stderr.isatty():
+      if self._bar is None:
+        self._bar = tqdm.tqdm(total=total, unit=f' {unit}', leave=False)
+      self._bar.update(done - self._bar.n)
+      return
+    now = time.monotonic()
+    if done and now - self._told >= _INTERVAL:
+      self._told = now
+      left = (now - self._start) / done * (total - done)
+      left = tqdm.tqdm.format_interval(left)
+      line = f'{self._text}: {done} of {total} {unit}, {left} left'
+      print(line, file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,17 +232,22 @@ def main(name: str, flag_values: flags.FlagValues) -> None:
 
 
 def load_subjects(options: dict[str, Any]) -> list:
-  """The runs that the flags name."""
-  if not options.get('workdir'):
-    return []
-  from analysis.common import runs
+  """The runs and capture files that the flags name."""
+  found = []
+  if options.get('workdir'):
+    from analysis.common import runs
 
-  return runs.load(
-    options['workdir'],
-    options['step'],
-    options.get('data_dir', ''),
-    options['allow_different'],
-  )
+    found += runs.load(
+      options['workdir'],
+      options['step'],
+      options.get('data_dir', ''),
+      options['allow_different'],
+    )
+  if options.get('capture'):
+    from analysis.common import own
+
+    found += own.load(options['capture'])
+  return found
 
 
 def analyse(
@@ -236,7 +259,14 @@ def analyse(
 ) -> Finished:
   """Measures, and writes tables and figures of one analysis."""
   module = importlib.import_module(f'analysis.{name}')
-  result = module.measure(subjects, options, progress)
+  needs = getattr(module, 'NEEDS', ())
+  usable = [x for x in subjects if all(map(x.has, needs))]
+  result = module.measure(usable, options, progress)
+  result.notes.extend(
+    f'{x.name} is left out of {name}: it has no {" and no ".join(needs)}.'
+    for x in subjects
+    if x not in usable
+  )
   summary = result.table()
   frames.write(output / name, summary)
   for part, rows in result.raw.items():
@@ -257,7 +287,7 @@ def analyse(
 def notes(subjects: Sequence, finished: Sequence[Finished]) -> list[str]:
   """What a reader has to know, each once."""
   lines = [x for subject in subjects for x in subject.notes()]
-  steps = {x.run.step for x in subjects}
+  steps = {x.about()['step'] for x in subjects if x.has('model')}
   if len(steps) > 1:
     lines.append(
       'The runs are read at different steps'

@@ -322,7 +322,9 @@ def small_multiples(
 
 def describe_pairs(differences: frames.Table) -> str:
   """How many pairs a difference is of, for captions and titles."""
-  numbers = sorted(differences['num_pairs'].unique())
+  numbers = (
+    sorted(differences['num_pairs'].unique()) if len(differences) else []
+  )
   if not numbers:
     return 'No pair of runs: no difference.'
   if numbers[-1] == 1:

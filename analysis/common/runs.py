@@ -76,6 +76,29 @@ class Subject:
     """Name of the normalizer in its config."""
     return self.run.config.model.normalizer
 
+  @property
+  def num_layers(self) -> int:
+    """Number of layers of its model."""
+    return self.run.config.model.num_layers
+
+  @property
+  def num_iters(self) -> int:
+    """Sinkhorn iterations in its config."""
+    return self.run.config.model.num_iters
+
+  def has(self, what: str) -> bool:
+    """Whether it has 'logits', 'hidden' or a 'model': a run has all."""
+    del what
+    return True
+
+  def states(self) -> list['Subject']:
+    """The run, and its step 0: what training did not change is no effect."""
+    return [self, self.at_step(0)] if self.run.step else [self]
+
+  def ablations(self) -> list[tuple[bool, bool]]:
+    """What can be switched off, ``(skip, ffn)``."""
+    return list(naming.ABLATIONS)
+
   def about(self) -> dict[str, Any]:
     """What identifies it in a table."""
     return {
@@ -148,6 +171,20 @@ class Subject:
       layers,
       options['skip'],
     )
+
+  def whole(
+    self, options: dict[str, Any], progress, notes: list[str]
+  ) -> rank.Capture:
+    """All examples that the flags ask for; what is wrong goes to the notes."""
+    capture = rank.capture(
+      self.run,
+      options['num_examples'],
+      seed=options['seed'],
+      dataset=self.dataset(),
+      progress=progress,
+    )
+    notes.extend(self.problems(capture))
+    return capture
 
   def problems(self, capture: rank.Capture) -> list[str]:
     """What is wrong with a capture, beyond what `notes` says already."""
@@ -300,23 +337,23 @@ def _check_twice(subjects):
 
 def pairs(subjects: Sequence[Subject]) -> list[tuple[Subject, Subject]]:
   """``(softmax, other)`` for each other run with the same seed."""
-  softmax = {
-    (x.setting, x.run.config.seed): x
-    for x in subjects
-    if x.normalizer == 'softmax'
-  }
-  keys = [(x, (x.setting, x.run.config.seed)) for x in subjects]
+
+  def key(subject):
+    about = subject.about()
+    return about['setting'], about['seed']
+
+  softmax = {key(x): x for x in subjects if x.normalizer == 'softmax'}
   return [
-    (softmax[key], x)
-    for x, key in keys
-    if x.normalizer != 'softmax' and key in softmax
+    (softmax[key(x)], x)
+    for x in subjects
+    if x.normalizer != 'softmax' and key(x) in softmax
   ]
 
 
 def num_tokens(capture: rank.Capture) -> np.ndarray:
   """Valid tokens of each example, ``[batch]``."""
   if capture.mask is None:
-    return np.full(capture.hidden.shape[1], capture.hidden.shape[2])
+    return np.full(*capture.attention.shape[1:4:2])
   return capture.mask.sum(1)
 
 

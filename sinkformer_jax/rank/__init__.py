@@ -23,6 +23,7 @@ from sinkformer_jax.rank.paths import SKIP
 from sinkformer_jax.rank.residuals import attention_entropy
 from sinkformer_jax.rank.residuals import concatenate
 from sinkformer_jax.rank.residuals import effective_rank
+from sinkformer_jax.rank.residuals import MAX_ROW_ERROR
 from sinkformer_jax.rank.residuals import mean_cosine_similarity
 from sinkformer_jax.rank.residuals import norm
 from sinkformer_jax.rank.residuals import NORMS
@@ -37,6 +38,7 @@ from sinkformer_jax.rank.residuals import summarize
 
 __all__ = [
   'ABSENT',
+  'MAX_ROW_ERROR',
   'NORMS',
   'SCALINGS',
   'SKIP',

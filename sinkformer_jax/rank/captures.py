@@ -48,10 +48,12 @@ _AXES = {
 class Capture:
   """What a model computed on some examples.
 
-  What padded tokens hold is not defined.
+  What padded tokens hold is not defined. A capture of a run has all arrays; one
+  of other software has ``attention``, and may lack the others.
 
   Attributes:
-    logits: what the normalizer was given, ``[layers, batch, heads, n, n]``.
+    logits: what the normalizer was given, ``[layers, batch, heads, n, n]``;
+      None if not known, as the next but one and the one after it.
     attention: what multiplies the values, ``[layers, batch, heads, n, n]``.
     attention_output: of the attention sublayer, before the skip connection,
       ``[layers, batch, n, width]``.
@@ -68,10 +70,10 @@ class Capture:
       embedding) and ``notes``, to be shown with every result.
   """
 
-  logits: np.ndarray
+  logits: np.ndarray | None
   attention: np.ndarray
-  attention_output: np.ndarray
-  hidden: np.ndarray
+  attention_output: np.ndarray | None
+  hidden: np.ndarray | None
   mask: np.ndarray | None
   about: dict[str, Any]
 
@@ -82,7 +84,7 @@ class Capture:
       errors.UserError: if the file exists or cannot be written.
     """
     path = paths.resolve(path, 'capture')
-    arrays = {name: getattr(self, name) for name in _AXES}
+    arrays = _arrays(self)
     if self.mask is not None:
       arrays['mask'] = self.mask
     about = np.array(json.dumps(self.about, allow_nan=False))
@@ -106,7 +108,7 @@ class Capture:
 def load_capture(path: str | os.PathLike) -> Capture:
   """Reads what `Capture.save` wrote, or other software in the same form.
 
-  `mask` and `about` may be missing.
+  All but ``attention`` may be missing.
 
   Raises:
     errors.UserError: if the file cannot be read or `validate` refuses it.
@@ -120,13 +122,14 @@ def load_capture(path: str | os.PathLike) -> Capture:
     raise errors.UserError(
       f'{path} cannot be read as a capture: {error}'
     ) from error
-  missing = _AXES.keys() - stored.keys()
-  if missing:
+  if 'attention' not in stored:
+    found = ', '.join(sorted(stored)) or 'nothing'
     raise errors.UserError(
-      f'{path} is no capture: it has no {", ".join(sorted(missing))}.'
+      f'{path} is no capture: it has no array "attention" of shape'
+      f' [{", ".join(_AXES["attention"])}]; it has {found}.'
     )
   result = Capture(
-    **{name: stored[name] for name in _AXES},
+    **{name: stored.get(name) for name in _AXES},
     mask=stored.get('mask'),
     about=about,
   )
@@ -148,6 +151,8 @@ def validate(capture: Capture) -> None:
   sizes = {}
   for name, axes in _AXES.items():
     array = getattr(capture, name)
+    if array is None and name != 'attention':
+      continue
     wanted = f'{name} must be floats [{", ".join(axes)}]'
     if not isinstance(array, np.ndarray) or array.dtype.kind != 'f':
       kind = getattr(array, 'dtype', type(array).__name__)
@@ -178,8 +183,7 @@ def non_finite(capture: Capture) -> dict[str, list[int]]:
   """
   valid = capture.mask
   found = {}
-  for name in _AXES:
-    array = getattr(capture, name)
+  for name, array in _arrays(capture).items():
     finite = np.isfinite(array)
     if valid is not None and array.ndim == 5:
       finite |= ~(valid[:, None, :, None] & valid[:, None, None, :])
@@ -417,7 +421,9 @@ def _token_mask(mask, places, num_tokens):
 
 
 def _arrays(capture):
-  return {name: getattr(capture, name) for name in _AXES}
+  """The arrays that a capture has, by name."""
+  found = {name: getattr(capture, name) for name in _AXES}
+  return {name: x for name, x in found.items() if x is not None}
 
 
 def _about(run, split, seed, ablation, dtype):

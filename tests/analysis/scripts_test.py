@@ -9,6 +9,7 @@ import re
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import mechanism
@@ -161,13 +162,13 @@ def test_layer_outputs(subjects, tmp_path):
 def test_first_layers_alone(subjects, tmp_path):
   options = {'layers': ['first']}
   finished = analyse('path_products', subjects, tmp_path, **options)
-  assert {x['quantity'] for x in finished.summary} == {
+  assert set(finished.summary['quantity']) == {
     'path, first layers',
     'exact RMS, first layers',
   }
   both = analyse('path_products', subjects, tmp_path)
-  first = [x for x in both.summary if 'first' in x['quantity']]
-  assert [x['mean'] for x in finished.summary] == [x['mean'] for x in first]
+  first = both.summary[both.summary['quantity'].str.contains('first')]
+  assert list(finished.summary['mean']) == list(first['mean'])
 
 
 def test_attention(subjects, tmp_path):
@@ -470,7 +471,7 @@ def test_columns_that_are_off_are_named(subjects):
   row = {'run': subject.name, 'column_error': 2.5e-2}
 
   def notes(subject, *rows):
-    finished = command.Finished('path_products', list(rows), [], [], [])
+    finished = command.Finished('path_products', pd.DataFrame(rows), [], [], [])
     text = ' '.join(command.notes([subject], [finished]))
     return 'not doubly' in text and '0.025' in text
 
@@ -581,11 +582,12 @@ def test_wrong_flags(pair, tmp_path):
 
 def test_step_time(subjects, tmp_path):
   written = analyse('step_time', subjects, tmp_path)
-  times = [x for x in written.summary if x['quantity'] == step_time.SECONDS]
-  (ratio,) = (x for x in written.summary if x['quantity'] == step_time.RATIO)
+  rows = written.summary.to_dict('records')
+  times = [x for x in rows if x['quantity'] == step_time.SECONDS]
+  (ratio,) = (x for x in rows if x['quantity'] == step_time.RATIO)
   assert [x['normalizer'] for x in times] == ['softmax', 'sinkhorn']
   assert ratio['normalizer'] == 'sinkhorn'
-  for row in written.summary:
+  for row in rows:
     assert 0 < row['smallest'] <= row['mean'] <= row['largest']
   softmax, sinkhorn = times
   assert (
@@ -597,5 +599,5 @@ def test_step_time(subjects, tmp_path):
   for subject in subjects:
     assert not any(x.is_deleted() for x in jax.tree.leaves(subject.run.params))
   alone = analyse('step_time', subjects[:1], tmp_path)
-  assert not alone.summary
+  assert alone.summary.empty
   assert 'it needs a softmax and a Sinkhorn run' in alone.notes[0]

@@ -330,7 +330,9 @@ def test_captures_of_other_software(capture, tmp_path):
   assert loaded.about == {}
   assert loaded.attention.dtype == np.float32
 
+  np.savez(tmp_path / 'none.npz', logits=capture.logits)
   np.savez(tmp_path / 'part.npz', attention=capture.attention)
+  assert rank.load_capture(tmp_path / 'part.npz').hidden is None
   (tmp_path / 'text.npz').write_text('no zip')
   whole = (tmp_path / 'whole.npz').read_bytes()
   (tmp_path / 'cut.npz').write_bytes(whole[: len(whole) // 2])
@@ -339,7 +341,7 @@ def test_captures_of_other_software(capture, tmp_path):
     ('missing', 'cannot be read'),
     ('text', 'cannot be read'),
     ('cut', 'cannot be read'),
-    ('part', 'no attention_output, hidden, logits'),
+    ('none', 'no array "attention"'),
     ('odd', 'layers is 3 elsewhere'),
   ):
     with pytest.raises(errors.UserError, match=match) as caught:

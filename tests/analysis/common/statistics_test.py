@@ -74,16 +74,16 @@ def test_welch_by_hand():
 @pytest.mark.parametrize(
   ('values', 'verdict'),
   [
-    ([1.0, 1.1, 0.9, 1.05], statistics.HOLDS),
-    ([-1.0, -1.1, -0.9, -1.05], statistics.FAILS),
-    ([1.0, -1.1, 0.9, -1.05], statistics.UNKNOWN),
-    ([1.0, 1.0], statistics.UNKNOWN),
-    ([1.0, 1.0, 1.0], statistics.HOLDS),
-    ([0.0, 0.0, 0.0], statistics.UNKNOWN),
-    ([], statistics.UNKNOWN),
+    ([1.0, 1.1, 0.9, 1.05], statistics.SUPPORTED),
+    ([-1.0, -1.1, -0.9, -1.05], statistics.CONTRADICTED),
+    ([1.0, -1.1, 0.9, -1.05], statistics.INCONCLUSIVE),
+    ([1.0, 1.0], statistics.INCONCLUSIVE),
+    ([1.0, 1.0, 1.0], statistics.SUPPORTED),
+    ([0.0, 0.0, 0.0], statistics.INCONCLUSIVE),
+    ([], statistics.INCONCLUSIVE),
     # What could not be measured is no pair.
-    ([1.0, 1.1, math.nan, math.nan], statistics.UNKNOWN),
-    ([1.0, 1.1, 0.9, math.nan], statistics.HOLDS),
+    ([1.0, 1.1, math.nan, math.nan], statistics.INCONCLUSIVE),
+    ([1.0, 1.1, 0.9, math.nan], statistics.SUPPORTED),
   ],
 )
 def test_verdict(values, verdict):
@@ -94,11 +94,11 @@ def test_verdict(values, verdict):
 @pytest.mark.parametrize(
   ('values', 'verdict'),
   [
-    ([0.01, -0.01, 0.02], statistics.HOLDS),
-    ([1.01, 0.99, 1.02], statistics.FAILS),
-    ([-1.01, -0.99, -1.02], statistics.FAILS),
-    ([0.0, 0.4, -0.4], statistics.UNKNOWN),
-    ([0.01, -0.01], statistics.UNKNOWN),
+    ([0.01, -0.01, 0.02], statistics.SUPPORTED),
+    ([1.01, 0.99, 1.02], statistics.CONTRADICTED),
+    ([-1.01, -0.99, -1.02], statistics.CONTRADICTED),
+    ([0.0, 0.4, -0.4], statistics.INCONCLUSIVE),
+    ([0.01, -0.01], statistics.INCONCLUSIVE),
   ],
 )
 def test_verdict_with_a_margin(values, verdict):
@@ -113,8 +113,8 @@ def test_correction_is_over_all_tests_of_a_claim():
   noise = [made([1.0, -1.0, 0.5]) for _ in range(50)]
   first, *_ = statistics.judge([made(values), *noise])
   assert (alone.verdict, first.verdict) == (
-    statistics.HOLDS,
-    statistics.UNKNOWN,
+    statistics.SUPPORTED,
+    statistics.INCONCLUSIVE,
   )
   # One that cannot be made counts too.
   first, *_ = statistics.judge([made(values), *[made([])] * 50])
@@ -125,17 +125,18 @@ def test_overall():
   up, down = [1.0, 1.1, 0.9, 1.0], [-1.0, -1.1, -0.9, -1.0]
   assert statistics.overall([]) == 'not measured'
   judged = statistics.judge([made(up, 4), made(up, 12)])
-  assert statistics.overall(judged) == 'holds'
+  assert statistics.overall(judged) == 'supported'
   judged = statistics.judge([made(up, 4), made(down, 12), made([], 24)])
   assert (
     statistics.overall(judged)
-    == 'holds at 4; does not hold at 12; cannot be told at 24'
+    == 'supported at 4; contradicted at 12; inconclusive at 24'
   )
   judged = statistics.judge(
     [made(up, 4, 'paths'), made(up, 12, 'paths'), made(down, 4, 'b')]
   )
   assert (
-    statistics.overall(judged) == 'holds: paths at 4, 12; does not hold: b at 4'
+    statistics.overall(judged)
+    == 'supported: paths at 4, 12; contradicted: b at 4'
   )
 
 
