@@ -158,8 +158,6 @@ def _measure_tokens(subject, num_iters, closed, options, progress, result):
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  if summary.empty:
-    return []
   paths = _paths(summary)
   errors = frames.select(summary, quantity='column error')
   return [
@@ -221,8 +219,6 @@ def _draw(fig, errors, paths):
 
 def headlines(summary: frames.Table) -> list[str]:
   """Column errors and the residual at a few depths, as text."""
-  if summary.empty:
-    return []
   errors = frames.select(summary, quantity='column error')
   worst = errors.groupby(['run', 'group'], sort=False)['mean'].max()
   lines = []

@@ -64,8 +64,6 @@ def measure(
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  if summary.empty:
-    return []
   return [
     curves.Plot(
       'learning_curves',
@@ -102,8 +100,6 @@ def _draw(fig, rows):
 
 def headlines(summary: frames.Table) -> list[str]:
   """The last logged values, as text."""
-  if summary.empty:
-    return []
   lines = []
   for run, rows in summary.groupby('run', sort=False):
     last = rows.groupby('quantity', sort=False).last()

@@ -238,8 +238,6 @@ def _add_logits(about, logits, num_iters, mask, result):
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  if summary.empty:
-    return []
   paths = frames.select(summary, quantity='path, first layers')
   logits = frames.select(summary, quantity=list(LOGITS))
   return [
@@ -293,8 +291,6 @@ def _draw_logits(fig, rows):
 
 def headlines(summary: frames.Table) -> list[str]:
   """The residual of each stack at a few depths, as text."""
-  if summary.empty:
-    return ['No pair of runs.']
   return curves.headline(
     frames.select(summary, quantity='path, first layers'),
     'Path products, first k layers, spectral norm',

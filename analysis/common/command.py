@@ -274,13 +274,14 @@ def analyse(
   pairs = frames.differences(summary)
   if len(pairs):
     frames.write(output / f'{name}_differences', pairs)
-  plots = module.plots(summary)
+  # Where nothing could be measured the notes say why.
+  plots = module.plots(summary) if len(summary) else []
   for plot in plots:
     figures.save(output / plot.name, plot.draw, plot.size)
   captions = {x.name: x.caption for x in plots}
   text = json.dumps(captions, indent=1, ensure_ascii=False) + '\n'
   (output / f'{name}_captions.json').write_text(text, 'utf-8')
-  headlines = module.headlines(summary)
+  headlines = module.headlines(summary) if len(summary) else []
   return Finished(name, summary, plots, headlines, result.notes)
 
 
