@@ -21,7 +21,7 @@ import numpy as np
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
-from launch import cli
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 command.define_output(FLAGS)

@@ -21,7 +21,7 @@ from analysis.common import figures
 from analysis.common import frames
 from analysis.common import naming
 from analysis.common import statistics
-from launch import cli
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 command.define_output(FLAGS)

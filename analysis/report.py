@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from analysis.common import command
-from launch import cli
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 command.define_output(FLAGS)

@@ -20,7 +20,7 @@ from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
 from analysis.common import timing
-from launch import cli
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 command.define_output(FLAGS)

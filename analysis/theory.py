@@ -21,7 +21,7 @@ from analysis.common import curves
 from analysis.common import figures
 from analysis.common import frames
 from analysis.common import naming
-from launch import cli
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 command.define_output(FLAGS)

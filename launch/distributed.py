@@ -6,7 +6,7 @@ import threading
 
 from absl import flags
 
-from launch import cli
+from sinkformer_jax import cli
 
 # Among those whose lines are shown.
 logger = logging.getLogger('sinkformer_jax.distributed')

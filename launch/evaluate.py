@@ -9,8 +9,8 @@ import json
 
 from absl import flags
 
-from launch import cli
 from launch import distributed
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 _WORKDIR = flags.DEFINE_string(

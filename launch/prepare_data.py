@@ -17,7 +17,7 @@ import importlib
 
 from absl import flags
 
-from launch import cli
+from sinkformer_jax import cli
 
 NAMES = ('mnist', 'ag_news', 'cats_vs_dogs', 'imdb')
 FLAGS = flags.FlagValues()

@@ -22,7 +22,7 @@ import sys
 
 from absl import flags
 
-from launch import cli
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 _STUDY = flags.DEFINE_enum(

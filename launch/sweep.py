@@ -27,8 +27,8 @@ import time
 
 from absl import flags
 
-from launch import cli
 from launch import train
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 _CONFIG = flags.DEFINE_multi_string(
@@ -201,11 +201,11 @@ def _job(path, overrides, seeds):
 
 
 def _setting(config):
-  from analysis.common import runs
   from sinkformer_jax import configuration
 
   fields = configuration.flatten(config.to_dict())
-  return repr({k: fields[k] for k in sorted(fields.keys() - runs.MAY_DIFFER)})
+  shared = sorted(fields.keys() - configuration.MAY_DIFFER)
+  return repr({k: fields[k] for k in shared})
 
 
 def _list(jobs):

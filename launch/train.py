@@ -18,8 +18,8 @@ from absl import flags
 import ml_collections
 from ml_collections import config_flags
 
-from launch import cli
 from launch import distributed
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 _CONFIG = config_flags.DEFINE_config_file(

@@ -55,6 +55,28 @@ RULES: dict[str, rules.Rule] = {
   'optimizer.clip_norm': rules.number(0),
 }
 
+# Fields that do not change what is learned; that the data is the same is
+# checked by its content.
+WITHOUT_EFFECT = (
+  'model.remat',
+  'data.source',
+  'data.dir',
+  'data.tokenizer',
+  'eval_batch_size',
+  'log_every_steps',
+  'eval_every_steps',
+  'checkpoint.every_steps',
+  'checkpoint.keep',
+  'checkpoint.keep_steps',
+)
+# What runs that are compared may differ in: what is compared, and these.
+MAY_DIFFER = (
+  'seed',
+  'model.normalizer',
+  'model.num_iters',
+  *WITHOUT_EFFECT,
+)
+
 # Fields that came after runs were saved without them, each with the value by
 # which the code does what it did then.
 ADDED: dict[str, Any] = {}

@@ -21,27 +21,6 @@ from sinkformer_jax import rank
 from sinkformer_jax import training
 from sinkformer_jax.training import workdir as workdir_lib
 
-# Fields that do not change what is learned; that the data is the same is
-# checked by its content.
-WITHOUT_EFFECT = (
-  'model.remat',
-  'data.source',
-  'data.dir',
-  'data.tokenizer',
-  'eval_batch_size',
-  'log_every_steps',
-  'eval_every_steps',
-  'checkpoint.every_steps',
-  'checkpoint.keep',
-  'checkpoint.keep_steps',
-)
-# What runs that are compared may differ in: what is compared, and these.
-MAY_DIFFER = (
-  'seed',
-  'model.normalizer',
-  'model.num_iters',
-  *WITHOUT_EFFECT,
-)
 TALKING_HEADS = (
   'with talking heads the rows of a head sum to another number than 1, which'
   ' path products have as a factor'
@@ -284,7 +263,7 @@ def _differences(reference, run):
   found = {
     f'config.{k}': v
     for k, v in configuration.differences(ours, theirs).items()
-    if k not in MAY_DIFFER
+    if k not in configuration.MAY_DIFFER
   }
   ours, theirs = (_data(x.info) for x in (reference, run))
   if ours[0] != theirs[0]:

@@ -43,7 +43,7 @@ import re
 
 from absl import flags
 
-from launch import cli
+from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
 _PLATFORM = flags.DEFINE_enum(

@@ -14,7 +14,6 @@ from typing import Any
 
 import ml_collections
 
-from analysis.common import runs as runs_lib
 from sinkformer_jax import configuration
 from sinkformer_jax import errors
 from sinkformer_jax.training import workdir as workdir_lib
@@ -216,7 +215,7 @@ class PlannedRun:
       for field, values in configuration.differences(
         self.config().to_dict(), found
       ).items()
-      if field not in runs_lib.WITHOUT_EFFECT and field in known
+      if field not in configuration.WITHOUT_EFFECT and field in known
     }
     if self.normalizer == SOFTMAX:
       differences.pop('model.num_iters', None)

@@ -8,7 +8,7 @@ import sys
 from analysis.common import machine
 from analysis.study import estimate
 from analysis.study import plan
-from launch import cli
+from sinkformer_jax import cli
 
 
 def train(

@@ -13,8 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from launch import cli
 from launch import train
+from sinkformer_jax import cli
 from sinkformer_jax import configuration
 from tests.conftest import ROOT
 from tests.training import loop_test
@@ -290,7 +290,8 @@ def test_every_field_can_be_overridden(config):
   script = (
     'import json, sys\n'
     'from absl import flags\n'
-    'from launch import train, cli\n'
+    'from launch import train\n'
+    'from sinkformer_jax import cli\n'
     'from sinkformer_jax import configuration\n'
     'cli._parse(sys.argv, train.FLAGS)\n'
     'config = train._CONFIG.value\n'
