@@ -55,8 +55,13 @@ def open_split(
   Raises:
     errors.DataError: if the set cannot be opened.
   """
-  import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
-
+  try:
+    import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
+  except ModuleNotFoundError as error:
+    raise errors.DataError(
+      f'reading {data_dir / name} needs a package that is missing'
+      f' ({error.name}): pip install tensorflow-datasets'
+    ) from error
   decoders = {field: tfds.decode.SkipDecoding() for field in encoded}
   try:
     return tfds.data_source(
