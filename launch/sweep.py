@@ -27,6 +27,7 @@ import time
 
 from absl import flags
 
+from launch import fields as fields_lib
 from launch import train
 from sinkformer_jax import cli
 
@@ -53,7 +54,6 @@ _VMAP_SEEDS = flags.DEFINE_boolean(
   flag_values=FLAGS,
 )
 flags.mark_flag_as_required('config', FLAGS)
-_FIELD_PREFIXES = ('--config.', '-config.', '--noconfig.', '-noconfig.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +92,10 @@ def split_fields(
   Returns:
     What is left of it, and ``{field: values}``.
   """
-  rest, fields = [], {}
-  for argument in argv:
-    if not argument.startswith(_FIELD_PREFIXES):
-      rest.append(argument)
-      continue
-    name, equals, values = argument.partition('=')
-    field = name.partition('.')[2]
-    if name.lstrip('-').startswith('no') or not equals:
-      values = ''  # Refused by main, in one line.
+  rest, overrides = fields_lib.split(argv)
+  fields = {}
+  for override in overrides:
+    field, _, values = override.partition('=')
     fields.setdefault(field, []).extend(_split(values))
   return rest, fields
 
@@ -172,17 +167,12 @@ def _jobs(fields):
 
 def _job(path, overrides, seeds):
   from sinkformer_jax import configuration
-  from sinkformer_jax import errors
   from sinkformer_jax import paths
   from sinkformer_jax.training import workdir as workdir_lib
 
   workdirs = []
   for seed in seeds:
-    try:
-      config = train.load_config(path, [*overrides, f'seed={seed}'])
-    except Exception as error:
-      # Flags raise many kinds, and a config file is code that may raise any.
-      raise errors.ConfigError(cli.brief(error)) from error
+    config = fields_lib.load(path, [*overrides, f'seed={seed}'])
     configuration.check(config)
     workdir = train.default_workdir(path, config)
     workdir_lib.check_config(paths.resolve(workdir, 'workdir'), config)

@@ -1,34 +1,35 @@
 """Trains a model: `python -m launch.train --config=configs/NAME.py`.
 
-Any field of the config can be overridden, as in
-`--config.model.num_layers=12`. Start the same command again to go on after a
-stop. Exit codes: 0 finished, 75 stopped by a signal and to be resumed; all
-others are errors. With `--distributed` it is one of several processes, as in
-launch/run_tpu.sh and launch/slurm.sh.
+Any field of the config can be overridden, as in `--config.model.num_layers=12`
+and `--config.checkpoint.keep_steps=5,9`. Start the same command again to go on
+after a stop. Exit codes: 0 finished, 75 stopped by a signal and to be resumed;
+all others are errors. With `--distributed` it is one of several processes, as
+in launch/run_tpu.sh and launch/slurm.sh.
 
 Several seeds of a small model can be trained at once, as runs of their own:
 `--vmap_seeds=0,1,2`. For many runs see `launch.sweep`.
 """
 
 from collections.abc import Sequence
+import functools
 import pathlib
 import re
+import sys
 
 from absl import flags
 import ml_collections
-from ml_collections import config_flags
 
 from launch import distributed
+from launch import fields
 from sinkformer_jax import cli
 
 FLAGS = flags.FlagValues()
-_CONFIG = config_flags.DEFINE_config_file(
+_CONFIG = flags.DEFINE_string(
   'config',
   None,
   'Config file, as configs/mnist_sinkhorn.py or with a preset,'
-  ' configs/mnist_sinkhorn.py:quick.',
+  ' configs/mnist_sinkhorn.py:quick. --config.FIELD=VALUE overrides a field.',
   flag_values=FLAGS,
-  sys_argv=cli.ARGV,
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir',
@@ -49,28 +50,6 @@ flags.mark_flag_as_required('config', FLAGS)
 distributed.define_flags(FLAGS)
 
 
-def load_config(
-  path: str, overrides: Sequence[str] = ()
-) -> ml_collections.ConfigDict:
-  """Loads a config file as the flags of this command do.
-
-  Args:
-    path: as of --config, with a preset after a colon.
-    overrides: as 'model.num_layers=12'.
-
-  Raises:
-    Exception: of any kind, if it cannot be loaded or a field is wrong; see
-      `cli.brief`.
-  """
-  flag_values = flags.FlagValues()
-  argv = ['', f'--config={path}', *(f'--config.{x}' for x in overrides)]
-  holder = config_flags.DEFINE_config_file(
-    'config', None, flag_values=flag_values, sys_argv=argv
-  )
-  flag_values(argv)
-  return holder.value
-
-
 def default_workdir(
   config_path: str, config: ml_collections.ConfigDict
 ) -> pathlib.Path:
@@ -83,7 +62,7 @@ def default_workdir(
   from sinkformer_jax import configuration
   from sinkformer_jax.training import workdir as workdir_lib
 
-  original = load_config(config_path).to_dict()
+  original = fields.load(config_path).to_dict()
   changed = configuration.differences(original, config.to_dict())
   leaves = [x.rpartition('.')[2] for x in configuration.flatten(original)]
   path, _, preset = config_path.partition(':')
@@ -118,15 +97,19 @@ def parse_seeds(values: Sequence[str], name: str) -> list[int]:
   return seeds
 
 
-def main() -> int:
-  """Trains, and says where the results lie."""
+def main(overrides: Sequence[str]) -> int:
+  """Trains, and says where the results lie.
+
+  Args:
+    overrides: fields of the config, as ``'model.num_layers=12'``.
+  """
   # Imported late: wrong flags are refused before JAX is loaded.
   from sinkformer_jax import configuration
   from sinkformer_jax import paths
   from sinkformer_jax import training
   from sinkformer_jax.training import hosts
 
-  config = _CONFIG.value
+  config = fields.load(_CONFIG.value, overrides)
   configuration.check(config)
   data_dir = paths.data_dir(config.data.dir)
   if data_dir:
@@ -156,7 +139,6 @@ def _workdirs(config, seeds):
       f'--workdir={given} is one directory for {len(seeds)} seeds; write'
       ' {seed} where it is to have the seed.'
     )
-  path = config_flags.get_config_filename(FLAGS['config'])
   workdirs = {}
   for seed in seeds:
     own = config.copy_and_resolve_references()
@@ -164,7 +146,7 @@ def _workdirs(config, seeds):
     workdirs[seed] = (
       given.replace('{seed}', str(seed))
       if given
-      else default_workdir(path, own)
+      else default_workdir(_CONFIG.value, own)
     )
   return workdirs
 
@@ -183,4 +165,5 @@ def _print(config, workdir, result):
 
 
 if __name__ == '__main__':
-  cli.run(main, FLAGS)
+  _rest, _overrides = fields.split(sys.argv)
+  cli.run(functools.partial(main, _overrides), FLAGS, _rest)

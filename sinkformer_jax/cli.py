@@ -23,9 +23,6 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_STOPPED = 75  # Stopped by a signal; the same command goes on.
 EXIT_INTERRUPTED = 130
-# The command line while it is parsed. Left alone, ml_collections looks at that
-# of the process as soon as a launcher is imported, whoever imports it.
-ARGV: list[str] = []
 # Longer messages are cut: values may be of any length.
 _MOST_LETTERS = 2_000
 
@@ -147,49 +144,16 @@ def _parse(argv: Sequence[str], flag_values: flags.FlagValues) -> None:
     print(sys.modules['__main__'].__doc__)
     print(flag_values.get_help())
     sys.exit(0)
-  _check_config_file(argv)
-  ARGV[:] = argv
   try:
     rest = flag_values(argv)[1:]
   except (Exception, SystemExit) as error:
-    # Flags raise many kinds, and a config file is code that may raise any.
-    _exit(EXIT_USAGE, brief(error))
-  finally:
-    ARGV.clear()
+    # Flags raise many kinds.
+    _exit(EXIT_USAGE, error)
   if rest:
     _exit(EXIT_USAGE, f'unexpected arguments: {" ".join(rest)}')
   # Libraries may ask whether the global flags, which are not used here, have
   # been parsed.
   flags.FLAGS.mark_as_parsed()
-
-
-def _check_config_file(argv):
-  for argument, following in zip(argv, [*argv[1:], ''], strict=True):
-    name, equals, value = argument.partition('=')
-    if name not in ('-config', '--config'):
-      continue
-    path = (value if equals else following).partition(':')[0]
-    if not pathlib.Path(path).is_file():
-      _exit(EXIT_USAGE, f'--config: there is no file {path!r}')
-
-
-def brief(error: BaseException) -> str:
-  """What is wrong, and for errors of a config file's code, where."""
-  text = str(error).strip()
-  if 'Traceback' in text:
-    # An error of the code of a config file, as text with its traceback.
-    *before, text = text.splitlines()
-    places = [x.strip() for x in before if x.strip().startswith('File ')]
-    return f'{text} ({places[-1]})' if places else text
-  if isinstance(error, flags.Error):
-    return text
-  last = traceback.extract_tb(error.__traceback__)[-1]
-  if 'get_config' in text:
-    return f'the config file does not fit: {text}'
-  if 'ml_collections' in last.filename:
-    # A field that is not there; its text is quoted as that of a KeyError.
-    return 'no such field: ' + text.replace('\\n', ' ').replace("\\'", '')
-  return f'{type(error).__name__}: {text} ({last.filename}:{last.lineno})'
 
 
 def _show_log():

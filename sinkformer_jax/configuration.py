@@ -25,7 +25,6 @@ RULES: dict[str, rules.Rule] = {
   'checkpoint.keep': rules.integer(1),
   'checkpoint.keep_steps': rules.steps,
   'data.name': rules.one_of(data.DATASETS),
-  'data.source': rules.text,
   'data.dir': rules.text,
   'model.name': rules.one_of(models.MODELS),
   'model.num_layers': rules.integer(1, below=rules.MOST_UNITS),
@@ -34,25 +33,27 @@ RULES: dict[str, rules.Rule] = {
   'model.ffn_dim': rules.integer(1, below=rules.MOST_UNITS),
   'model.pooling': rules.one_of(models.POOLINGS),
   'model.normalizer': rules.one_of(normalizers.NORMALIZERS),
-  'model.num_iters': rules.integer(0, below=rules.MOST_UNITS),
+  'model.num_iters': rules.integer(
+    0, below=rules.MOST_UNITS, note='; 0 means softmax'
+  ),
   'model.norm_position': rules.one_of(('pre', 'post')),
   'model.skip': rules.boolean,
   'model.ffn': rules.boolean,
   'model.talking_heads': rules.boolean,
   'model.deepnorm': rules.boolean,
-  'model.dropout_rate': rules.number(0, 1),
+  'model.dropout_rate': rules.number(0, 1, note='; 0 means no dropout'),
   'model.dtype': rules.one_of(('float32', 'bfloat16')),
   'model.remat': rules.boolean,
   'optimizer.learning_rate': rules.number(0),
   'optimizer.schedule': rules.one_of(('constant', 'cosine', 'step')),
-  'optimizer.warmup_steps': rules.integer(0),
+  'optimizer.warmup_steps': rules.integer(0, note='; 0 means no warmup'),
   'optimizer.step_boundaries': rules.steps,
   'optimizer.step_factor': rules.number(0),
   'optimizer.b1': rules.number(0, 1),
   'optimizer.b2': rules.number(0, 1),
   'optimizer.epsilon': rules.number(0),
-  'optimizer.weight_decay': rules.number(0),
-  'optimizer.clip_norm': rules.number(0),
+  'optimizer.weight_decay': rules.number(0, note='; 0 means no decay'),
+  'optimizer.clip_norm': rules.number(0, note='; 0 means no clipping'),
 }
 
 # Fields that do not change what is learned; that the data is the same is
@@ -133,6 +134,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   names = f'model {config.model.name!r} on {config.data.name!r}'
   # A data set of the user's own may have no fields but what all have.
   known = {**RULES, **model.RULES, **getattr(dataset, 'RULES', {})}
+  known['data.source'] = rules.one_of(('auto', *dataset.SOURCES))
   for field in sorted(fields.keys() - known.keys()):
     raise errors.ConfigError(
       f'config.{field} is not a field that is known of the {names}.'
@@ -181,12 +183,6 @@ def _check_combinations(config):
   if model.deepnorm and model.norm_position != 'post':
     raise errors.ConfigError(
       'config.model.deepnorm=True needs config.model.norm_position=post.'
-    )
-  sources = ('auto', *dataset.SOURCES)
-  if config.data.source not in sources:
-    raise errors.ConfigError(
-      f'config.data.source={config.data.source!r} must be one of'
-      f' {", ".join(sources)}.'
     )
   if optimizer.warmup_steps > config.total_steps:
     raise errors.ConfigError(

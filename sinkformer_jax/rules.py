@@ -14,8 +14,8 @@ MOST_STEPS = 2**31
 MOST_UNITS = 2**20
 
 
-def integer(least: int, below: int = MOST_STEPS) -> Rule:
-  words = f'an integer of at least {least} and below {below}'
+def integer(least: int, below: int = MOST_STEPS, note: str = '') -> Rule:
+  words = f'an integer of at least {least} and below {below}{note}'
 
   def rule(value):
     is_integer = isinstance(value, int) and not isinstance(value, bool)
@@ -24,9 +24,10 @@ def integer(least: int, below: int = MOST_STEPS) -> Rule:
   return rule
 
 
-def number(least: float, below: float = float('inf')) -> Rule:
+def number(least: float, below: float = float('inf'), note: str = '') -> Rule:
   words = f'a number from {least:g}'
   words += f' to below {below:g}' if below < float('inf') else ' up'
+  words += note
 
   def rule(value):
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -48,13 +49,13 @@ def boolean(value):
 def text(value):
   if isinstance(value, str) and value != 'None':
     return None
-  return "a text; '' if unset"
+  return "a text; '' (nothing after the equals sign) if unset"
 
 
 def steps(value):
   if isinstance(value, tuple) and all(integer(0)(x) is None for x in value):
     return None
-  return 'a tuple of steps, like (0, 100)'
+  return 'a tuple of steps, like (0, 100), or () for none'
 
 
 def lengths(value):
@@ -64,4 +65,4 @@ def lengths(value):
     and all(a < b for a, b in itertools.pairwise(value))
   ):
     return None
-  return 'a tuple of rising lengths, like (48, 72), or ()'
+  return 'a tuple of rising lengths, like (48, 72), or () for none'

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from launch import fields as fields_lib
 from launch import sweep
 from launch import train
 from tests.conftest import ROOT
@@ -74,8 +75,6 @@ REFUSALS = [
   (['--config.model.width=16,x'], 'width'),
   (['--config.model.widht=16'], 'widht'),
   (['--config.seed=1,2'], '--seeds=0,1,2'),
-  (['--config.model.skip'], 'config.model.skip: write'),
-  (['--noconfig.model.skip'], 'config.model.skip: write'),
   (['--config.model.width=16,'], 'config.model.width: write'),
   (['--config.model.width=16,16'], 'two runs would be in runs/'),
   ([CONFIG], 'two runs would be in runs/'),
@@ -118,7 +117,7 @@ def test_list(launched):
       x.removeprefix('--config.') for x in command if x.startswith('--config.')
     ]
     path = command[3].removeprefix('--config=')
-    config = train.load_config(path, overrides)
+    config = fields_lib.load(path, overrides)
     assert str(train.default_workdir(path, config)) == name
   # All may be compared: one analysis.
   (report,) = re.findall('python -m analysis.report .*', stdout)
@@ -160,7 +159,7 @@ def test_default_workdirs():
       'mnist_sinkhorn_keep_steps=1-2_learning_rate=0.002/seed0',
     ),
   ):
-    config = train.load_config(path, arguments)
+    config = fields_lib.load(path, arguments)
     assert str(train.default_workdir(path, config)) == f'runs/{expected}'
 
 
