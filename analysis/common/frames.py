@@ -212,8 +212,8 @@ def over_seeds(table: Table) -> Table:
     ``below_resolution`` and ``invalid``. A point that a run has no value at is
     NaN.
   """
-  if table.empty:
-    return table
+  if 'group' not in table:
+    return table[:0]  # Nothing has been measured.
   table = _complete(table, 'std', 'seed', 'step', 'count', *_LEFT_OUT)
   grouped = _grouped(table)
   return _finished(
@@ -242,8 +242,8 @@ def differences(table: Table) -> Table:
     where there are any, the means are those of a selection. Points without a
     pair are not there.
   """
-  if table.empty:
-    return table
+  if 'group' not in table:
+    return table[:0]  # Nothing has been measured.
   table = _complete(table, 'setting', 'seed', 'mean', 'normalizer', *_LEFT_OUT)
   table = table[table['setting'].notna()]
   keys = ['setting', 'seed', *POINT]

@@ -22,13 +22,12 @@ from analysis.study import comparisons
 from analysis.study import measure
 from analysis.study import plan
 from analysis.study import plots
+from analysis.study import results
 from analysis.study import robustness
 from analysis.study.claims import decay
 from analysis.study.evidence import Evidence
-from sinkformer_jax import errors
 from sinkformer_jax.training import workdir as workdir_lib
 
-CONTENT = 'claims.json'
 # Of runs by themselves.
 _COLUMNS = (
   'tag',
@@ -440,7 +439,7 @@ def _claim_json(study, answer):
 
 
 def write(content: Content, folder: pathlib.Path) -> None:
-  """Writes tables, figures and `CONTENT`."""
+  """Writes tables, figures and `results.CONTENT`."""
   folder.mkdir(parents=True, exist_ok=True)
   for name, table in content.tables.items():
     if len(table):
@@ -449,7 +448,7 @@ def write(content: Content, folder: pathlib.Path) -> None:
     figures.save(folder / plot.name, plot.draw, plot.size)
   found = _finite(as_json(content))
   text = json.dumps(found, indent=1, ensure_ascii=False)
-  workdir_lib.write_text(folder / CONTENT, text + '\n')
+  workdir_lib.write_text(folder / results.CONTENT, text + '\n')
 
 
 def _finite(x):
@@ -458,35 +457,3 @@ def _finite(x):
   if isinstance(x, (list, tuple)):
     return [_finite(v) for v in x]
   return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def read(folder: pathlib.Path) -> dict[str, Any] | None:
-  """What `write` has written; None if nothing is there.
-
-  With ``folder``, and under ``tables`` its small tables by name.
-  """
-  path = folder / CONTENT
-  if not path.exists():
-    return None
-  found = workdir_lib.read_json(path)
-  names = ('comparisons', 'levels', 'losses', 'tuned', 'robustness', 'runs')
-  tables = {
-    name: pd.read_csv(folder / f'{name}.csv')
-    for name in names
-    if (folder / f'{name}.csv').exists()
-  }
-  return found | {'folder': folder, 'tables': tables}
-
-
-def check_preset(folder: pathlib.Path, preset: str) -> None:
-  """Refuses a directory with results of another preset.
-
-  Raises:
-    errors.UserError: names both.
-  """
-  there = read(folder)
-  if there and there['preset'] != preset:
-    raise errors.UserError(
-      f'{folder} holds results of --preset={there["preset"]}, not of'
-      f' --preset={preset}. Choose another --output.'
-    )

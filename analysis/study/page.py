@@ -133,7 +133,7 @@ def write(content: dict[str, Any]) -> None:
   """Writes the page and the table of claims of one study.
 
   Args:
-    content: what `content.read` gives.
+    content: what `results.read` gives.
   """
   folder = content['folder']
   workdir_lib.write_text(folder / PAGE, render(content))
@@ -144,7 +144,7 @@ def write_all(contents: Sequence[dict[str, Any]], output: pathlib.Path) -> None:
   """Writes the page of all studies, which links to theirs.
 
   Args:
-    contents: what `content.read` gives, of each.
+    contents: what `results.read` gives, of each.
     output: the directory to write to.
   """
   text = pages.render(
@@ -293,18 +293,24 @@ def _claim_lines(claim, sizes):
 def _effects_part(name, table):
   title, text = _PARTS[name]
   tests = table.rename(columns={'tested': 'label', 'pairs': 'count'})
-  of_log10 = ~tests['label'].str.contains('accuracy')
+  # Accuracies have a scale of their own.
+  is_accuracy = tests['label'].str.contains('accuracy')
+  parts = [
+    (part, pages.limit(part['mean']))
+    for part in (tests[~is_accuracy], tests[is_accuracy])
+  ]
   groups = [
     {
       'id': f'{name}-{i}',
       'title': training,
       'note': '',
       'lines': [
-        *pages.lines(rows[of_log10], pages.limit(tests['mean'][of_log10])),
-        *pages.lines(rows[~of_log10], pages.limit(tests['mean'][~of_log10])),
+        line
+        for part, end in parts
+        for line in pages.lines(frames.select(part, training=training), end)
       ],
     }
-    for i, (training, rows) in enumerate(tests.groupby('training', sort=False))
+    for i, training in enumerate(tests['training'].unique())
   ]
   return {
     'id': name,

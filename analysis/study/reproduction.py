@@ -14,6 +14,7 @@ from analysis.study import estimate
 from analysis.study import measure
 from analysis.study import page
 from analysis.study import plan
+from analysis.study import results
 from analysis.study import studies
 from analysis.study import trainings
 from sinkformer_jax import errors
@@ -61,7 +62,7 @@ class Reproduction:
     for study in self.studies:
       plan.check(self._runs_of(study))
       if not self.letters:
-        content_lib.check_preset(self._folder(study), study.preset)
+        results.check_preset(self._folder(study), study.preset)
 
   def run(self, dry_run: bool = False) -> list[str]:
     """Trains and analyses.
@@ -124,7 +125,7 @@ class Reproduction:
 
   def _runs_of_results(self, study):
     """Names of the runs that results of an earlier start are of."""
-    there = content_lib.read(self._folder(study))
+    there = results.read(self._folder(study))
     known = bool(there) and 'runs' in there['tables']
     return set(there['tables']['runs']['run']) if known else set()
 
@@ -264,7 +265,7 @@ class Reproduction:
     for content in contents:
       folder = self._folder(content.study)
       content_lib.write(content, folder)
-      found = content_lib.read(folder)
+      found = results.read(folder)
       page.write(found)
       for line in page.answer(found):
         print(f'{content.study.name}: {line}')
@@ -282,7 +283,7 @@ class Reproduction:
     there = {}
     for name in studies.STUDIES:
       folder = self.output / name
-      found = content_lib.read(folder)
+      found = results.read(folder)
       if found and found['preset'] == preset:
         there[folder] = found
     return there

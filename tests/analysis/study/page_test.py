@@ -12,6 +12,7 @@ from scipy import stats
 from analysis.study import content as content_lib
 from analysis.study import measure
 from analysis.study import page
+from analysis.study import results
 from analysis.study import studies
 from analysis.study.claims import causes
 from sinkformer_jax import errors
@@ -54,7 +55,7 @@ def written(tmp_path_factory):
   content = study_of(5, folder)
   output = folder / 'mnist'
   content_lib.write(content, output)
-  return content_lib.read(output), output
+  return results.read(output), output
 
 
 def test_files(written):
@@ -252,7 +253,7 @@ def test_exploratory_comparisons_have_no_verdict(tmp_path):
   ]
   folder = tmp_path / 'variants'
   content_lib.write(content_lib.of_runs(study, runs, measured), folder)
-  found = content_lib.read(folder)
+  found = results.read(folder)
   assert not found['claims']
   assert [x['name'] for x in found['figures']] == ['comparisons', 'trainings']
   tests = found['tables']['comparisons']
@@ -303,10 +304,10 @@ def test_runs_that_diverged_are_said_to(tmp_path):
 
 def test_another_preset_is_refused(written):
   _, folder = written
-  content_lib.check_preset(folder, 'full')
-  content_lib.check_preset(folder.parent / 'new', 'cpu')
+  results.check_preset(folder, 'full')
+  results.check_preset(folder.parent / 'new', 'cpu')
   with pytest.raises(errors.UserError, match='results of --preset=full'):
-    content_lib.check_preset(folder, 'cpu')
+    results.check_preset(folder, 'cpu')
 
 
 def test_learning_rates_are_chosen_on_validation_data(tmp_path):

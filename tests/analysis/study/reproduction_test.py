@@ -8,6 +8,7 @@ import pytest
 from analysis.study import content
 from analysis.study import estimate
 from analysis.study import reproduction
+from analysis.study import results
 from analysis.study import studies
 from sinkformer_jax import data
 from sinkformer_jax import errors
@@ -81,7 +82,7 @@ def test_results_of_runs_that_are_elsewhere_are_kept(tmp_path, capsys):
   there = dataclasses.replace(page_test.study_of(2, tmp_path), study=study)
   folder = tmp_path / 'out' / 'mnist'
   content.write(there, folder)
-  found = (folder / content.CONTENT).read_text()
+  found = (folder / results.CONTENT).read_text()
   names = ('mnist', 'random_control')
   reproduce(tmp_path, *names, analyse_only=True).run()
   assert 'Not analysed. No pair of runs' in capsys.readouterr().out
@@ -92,7 +93,7 @@ def test_results_of_runs_that_are_elsewhere_are_kept(tmp_path, capsys):
   text = capsys.readouterr().out
   assert f'Not analysed. {folder} has results of runs that' in text
   assert 'mnist_softmax/seed1' in text
-  assert (folder / content.CONTENT).read_text() == found
+  assert (folder / results.CONTENT).read_text() == found
   # They are on the page of all the same.
   assert f'Page of all studies: {tmp_path}/out/index.html' in text
   rows = (tmp_path / 'out' / 'claims.md').read_text()
