@@ -65,7 +65,7 @@ _DESIGN_ALONE = (
 _DECAY = {
   statistics.SUPPORTED: 'decay more slowly than those of softmax',
   statistics.CONTRADICTED: 'decay faster than those of softmax',
-  statistics.INCONCLUSIVE: 'differ inconclusively',
+  statistics.INCONCLUSIVE: 'show no conclusive difference',
 }
 # Claim, label of its tests, what is said of them.
 _SENTENCES = (
@@ -77,7 +77,7 @@ _SENTENCES = (
     {
       statistics.SUPPORTED: 'keep a larger relative residual',
       statistics.CONTRADICTED: 'keep a smaller relative residual',
-      statistics.INCONCLUSIVE: 'differ inconclusively',
+      statistics.INCONCLUSIVE: 'show no conclusive difference',
     },
   ),
   (
@@ -446,7 +446,7 @@ def claims_table(contents: Sequence[dict[str, Any]]) -> str:
   if not rows:
     return ''
   depths = pages.columns(y['depth'] for *_, x, _ in rows for y in x['tests'])
-  heads = [f'depth {x}' if x else 'no depth' for x in depths]
+  heads = [f'depth {x}' if x else 'all' for x in depths]
   table = [['claim', 'study', 'tested', *heads, 'n', 'verdict']]
   table.append(['---'] * len(table[0]))
   for letter, study, claim, line in sorted(rows, key=lambda x: x[:2]):

@@ -144,7 +144,7 @@ def test_page(written):
     assert claim['statement'] in text
   table = (folder / page.CLAIMS).read_text().splitlines()
   assert table[0] == (
-    '| claim | study | tested | no depth | depth 4 | depth 12 | depth 24 | n |'
+    '| claim | study | tested | all | depth 4 | depth 12 | depth 24 | n |'
     ' verdict |'
   )
   labels = {
