@@ -6,6 +6,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import ml_collections
 
 from sinkformer_jax import attention
 from sinkformer_jax import normalizers
@@ -31,6 +32,22 @@ class Ablation:
 def deepnorm_constants(num_layers: int) -> tuple[float, float]:
   """``(alpha, beta)`` of an encoder-only DeepNorm (Wang et al. 2022)."""
   return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25
+
+
+def layer_flops(model: ml_collections.ConfigDict, tokens: int) -> int:
+  """Floating-point operations of a layer's forward pass on one example.
+
+  Those of its matrix products: ``2 n (4 d^2 + 2 d f) + 4 n^2 d`` for n tokens
+  of width d and an FFN of f (queries, keys, values, output; expansion,
+  contraction; logits, weights times values).
+
+  Args:
+    model: the section `config.model`.
+    tokens: length of the sequence, the class token included.
+  """
+  n, d = tokens, model.width
+  ffn = 2 * d * model.ffn_dim * model.ffn
+  return 2 * n * (4 * d**2 + ffn) + 4 * n**2 * d
 
 
 def _dot_general(x, kernel, dimension_numbers, **options):

@@ -1,7 +1,8 @@
-"""Paths that users give."""
+"""Paths that users give, and the commit of the code."""
 
 import os
 import pathlib
+import subprocess
 
 from sinkformer_jax import errors
 
@@ -52,3 +53,16 @@ def write_whole(path: pathlib.Path, content: bytes) -> None:
     temporary.replace(path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def git_commit() -> str:
+  """The commit of this code, '' where it is not a git checkout."""
+  command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+  folder = pathlib.Path(__file__).parent
+  try:
+    described = subprocess.run(
+      command, cwd=folder, capture_output=True, text=True, check=False
+    )
+  except FileNotFoundError:
+    return ''
+  return described.stdout.strip()

@@ -2,20 +2,24 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import concurrent.futures
 import datetime
+import functools
 import importlib.metadata
-import json
+import importlib.util
+import multiprocessing
 import os
 import pathlib
 import platform
 import resource
-import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import jax
 
 from sinkformer_jax import errors
+from sinkformer_jax.paths import git_commit as git_commit
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Variables that change how fast the same program runs.
@@ -31,6 +35,10 @@ _VARIABLES = (
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'numpy', 'torch', 'ott-jax')
 
 
+class NotHereError(Exception):
+  """Why something cannot be measured here; the note of its row."""
+
+
 def num_threads() -> int:
   """Cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):
@@ -40,67 +48,89 @@ def num_threads() -> int:
 
 def available_memory_mb() -> float | None:
   """Memory that can be had without swapping (1e6 bytes); None if unknown."""
+  kib = _proc('meminfo').get('MemAvailable')
+  return int(kib.split()[0]) * 1024 / 1e6 if kib else None
+
+
+def require(module: str) -> None:
+  """Raises `NotHereError` if a package cannot be compared with here."""
+  if jax.default_backend() != 'cpu':
+    raise NotHereError('compared on the CPU only')
+  if not importlib.util.find_spec(module):
+    raise NotHereError('not installed: pip install -r requirements-dev.txt')
+
+
+def require_memory(entries: int, num_iters: int) -> None:
+  """Raises `NotHereError` if an automatic gradient of Sinkhorn does not fit.
+
+  It keeps one float32 matrix for each of the ``2 num_iters`` updates.
+
+  Args:
+    entries: of all matrices.
+    num_iters: Sinkhorn iterations.
+  """
+  needed_mb = 1.2 * entries * 2 * num_iters * 4 / 1e6
+  available = available_memory_mb()
+  if available is not None and needed_mb >= available:
+    raise NotHereError(
+      f'needs {needed_mb:.0f} MB of memory; {available:.0f} MB are free'
+    )
+
+
+def _proc(name):
+  """A file in /proc as names and texts, empty where there is none."""
   try:
-    lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
+    lines = pathlib.Path('/proc', name).read_text().splitlines()
   except OSError:
-    return None
-  (kib,) = (x.split()[1] for x in lines if x.startswith('MemAvailable:'))
-  return int(kib) * 1024 / 1e6
+    return {}
+  pairs = (x.partition(':') for x in lines)
+  return {name.strip(): text.strip() for name, _, text in pairs}
 
 
 def child(
-  module: str,
-  function: str,
-  arguments: Mapping[str, Any],
+  function: Callable[..., Any],
   environment: Mapping[str, str] | None = None,
+  **arguments: Any,
 ) -> Any:
-  """Calls a function in a process of its own.
+  """Calls a function in a new process, which starts Python anew.
 
   Args:
-    module: its module, importable from the root of the repository.
-    function: its name.
-    arguments: by keyword, what JSON can hold.
+    function: a function of a module.
     environment: variables to change.
+    **arguments: by keyword.
 
   Returns:
-    What the function returns, after JSON.
-
-  Raises:
-    RuntimeError: if the process fails.
+    What the function returns. Its exceptions are raised here.
   """
-  code = (
-    'import importlib, json, sys\n'
-    'module, function, arguments = sys.argv[1:]\n'
-    'function = getattr(importlib.import_module(module), function)\n'
-    'print(json.dumps(function(**json.loads(arguments))))\n'
-  )
-  done = subprocess.run(
-    [sys.executable, '-c', code, module, function, json.dumps(arguments)],
-    cwd=ROOT,
-    env={**os.environ, **(environment or {})},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  if done.returncode:
-    raise RuntimeError(
-      f'{module}.{function}({arguments}) ended with code {done.returncode}:'
-      f' {done.stderr}'
-    )
-  return json.loads(done.stdout.splitlines()[-1])
+  spawn = multiprocessing.get_context('spawn')
+  with (
+    mock.patch.dict(os.environ, environment or {}),
+    concurrent.futures.ProcessPoolExecutor(1, spawn) as pool,
+  ):
+    return pool.submit(function, **arguments).result()
 
 
-def memory_growth_mb(
-  warm_up: Callable[[], Any], call: Callable[[], Any]
-) -> float:
-  """How much the peak resident memory of this process grows over a call.
-
-  To be called in a process of its own, see `child`.
+def grown(
+  create: Callable[..., Callable[[], Any]],
+  small: Mapping[str, Any],
+  full: Mapping[str, Any],
+  **both: Any,
+) -> dict[str, Any]:
+  """Columns of how much the peak resident memory of a process grows.
 
   Args:
-    warm_up: the same on a small scale, which loads what libraries load.
-    call: is called once.
+    create: makes a call from arguments, in a process of its own.
+    small: arguments of a first call, which loads what libraries load.
+    full: those of the call that is measured.
+    **both: arguments of both.
   """
+  create = functools.partial(create, **both)
+  memory_mb = child(_growth_mb, create=create, small=small, full=full)
+  return {'memory_mb': memory_mb, 'memory_of': 'peak growth'}
+
+
+def _growth_mb(create, small, full):
+  warm_up, call = create(**small), create(**full)
   warm_up()
   before = _peak_mb()
   call()
@@ -109,15 +139,18 @@ def memory_growth_mb(
   return max(0.0, _peak_mb() - before)
 
 
+def planned(program: jax.stages.Compiled) -> dict[str, Any]:
+  """Columns of the memory that XLA plans beside arguments and results."""
+  memory_mb = program.memory_analysis().temp_size_in_bytes / 1e6
+  return {'memory_mb': memory_mb, 'memory_of': 'planned by XLA'}
+
+
 def _peak_mb():
-  status = pathlib.Path('/proc/self/status')
-  if status.exists():
-    # Of this program alone. What getrusage tells on Linux starts at the peak
-    # of the process that started this one.
-    (line,) = (
-      x for x in status.read_text().splitlines() if x.startswith('VmHWM:')
-    )
-    return int(line.split()[1]) * 1024 / 1e6
+  # Of this program alone. What getrusage tells on Linux starts at the peak of
+  # the process that started this one.
+  kib = _proc('self/status').get('VmHWM')
+  if kib:
+    return int(kib.split()[0]) * 1024 / 1e6
   # macOS, in bytes.
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
@@ -155,34 +188,13 @@ def provenance() -> dict[str, Any]:
     'git_commit': git_commit(),
     'device': devices[0].device_kind,
     'device_count': len(devices),
-    'processor': _processor(),
+    'processor': _proc('cpuinfo').get('model name') or platform.processor(),
     'threads': num_threads(),
     'load': os.getloadavg()[0],
     'environment': {x: os.environ.get(x) for x in _VARIABLES},
     'python': platform.python_version(),
     'versions': {x: _version(x) for x in _PACKAGES},
   }
-
-
-def git_commit() -> str:
-  """The commit of this code, '' where it is no git checkout."""
-  command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-  try:
-    done = subprocess.run(
-      command, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-  except FileNotFoundError:
-    return ''
-  return done.stdout.strip()
-
-
-def _processor():
-  try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-  except OSError:
-    return platform.processor()
-  names = [x.partition(':')[2].strip() for x in lines if 'model name' in x]
-  return names[0] if names else platform.processor()
 
 
 def _version(package):

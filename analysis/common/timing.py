@@ -10,13 +10,20 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import logging
 import math
 import statistics
-import sys
 import time
 from typing import Any
 
 import jax
+import numpy as np
+from scipy import stats
+
+from analysis.common import machine
+
+# Below that of the project, whose lines a command shows.
+logger = logging.getLogger('sinkformer_jax.timing')
 
 # A sample is as many calls as fill this time; the clock and the start of a
 # call do not count then.
@@ -43,22 +50,16 @@ class Alternative:
   ratio_to: str = ''
 
 
-class Progress:
-  """Lines on standard error, with the time since the start."""
-
-  def __init__(self):
-    self._start = time.monotonic()
-
-  def __call__(self, text: str) -> None:
-    minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
-    print(f'[{minutes}:{seconds:02d}] {text}', file=sys.stderr, flush=True)
+def attempt(create: Callable[..., Alternative], *arguments: Any) -> Alternative:
+  """An alternative, or where it raises `machine.NotHereError` its note."""
+  try:
+    return create(*arguments)
+  except machine.NotHereError as error:
+    return Alternative(None, {'note': str(error)})
 
 
 def compare(
-  title: str,
-  alternatives: Mapping[str, Alternative],
-  repeats: int,
-  progress: Callable[[str], None],
+  title: str, alternatives: Mapping[str, Alternative], repeats: int
 ) -> list[Row]:
   """Times alternatives in turn.
 
@@ -66,20 +67,21 @@ def compare(
     title: of the table, the column ``table``.
     alternatives: what to time, by name.
     repeats: rounds. Those that take more than 3 seconds sit out all but 2.
-    progress: is told how it goes on.
 
   Returns:
     For each alternative ``table``, ``name``, its `about`, and unless it cannot
-    be done what `summarize` returns and ``ratio_to``, ``ratio``, ``ratio_min``
-    and ``ratio_max`` (of the ratios of all rounds in which both were timed).
+    be done ``ms`` with its spread, ``repeats`` and ``times_ms`` (milliseconds),
+    and ``ratio_to`` and ``ratio`` with its spread (of the ratios of all rounds
+    in which both were timed).
   """
   calls = {name: x.call for name, x in alternatives.items() if x.call}
-  times = _round_robin(title, calls, repeats, progress)
+  times = _round_robin(title, calls, repeats)
   rows = []
   for name, alternative in alternatives.items():
     row = {'table': title, 'name': name, **alternative.about}
     if name in times:
-      row |= summarize(times[name])
+      row |= spread('ms', times[name])
+      row |= {'repeats': len(times[name]), 'times_ms': list(times[name])}
     base = times.get(alternative.ratio_to)
     if name in times and base:
       pairs = zip(times[name], base, strict=False)
@@ -87,15 +89,6 @@ def compare(
       row |= spread('ratio', [x / y for x, y in pairs])
     rows.append(row)
   return rows
-
-
-def summarize(times: Sequence[float]) -> Row:
-  """Columns of times in milliseconds, ``ms`` and its spread among them."""
-  return {
-    **spread('ms', times),
-    'repeats': len(times),
-    'times_ms': list(times),
-  }
 
 
 def spread(name: str, values: Iterable[float]) -> dict[str, float]:
@@ -108,9 +101,9 @@ def spread(name: str, values: Iterable[float]) -> dict[str, float]:
   }
 
 
-def _round_robin(title, calls, repeats, progress):
+def _round_robin(title, calls, repeats):
   """``{name: [milliseconds in each round]}``."""
-  progress(f'{title}: first calls')
+  logger.info('%s: first calls', title)
   # What one round costs is known from the second calls, after the first ones
   # have filled caches and memory.
   seconds = {name: _seconds(call, 1) for name, call in calls.items()}
@@ -127,7 +120,9 @@ def _round_robin(title, calls, repeats, progress):
     left = sum(
       seconds[x] * counts[x] * max(rounds[x] - number, 0) for x in calls
     )
-    progress(f'{title}: round {number + 1} of {repeats}, {left:.0f} s left')
+    logger.info(
+      '%s: round %d of %d, %.0f s left', title, number + 1, repeats, left
+    )
     # There and back again, so that nobody always follows the same one.
     for name in list(calls)[:: -1 if number % 2 else 1]:
       if number < rounds[name]:
@@ -165,11 +160,5 @@ def fit_exponent(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
   """
   if len(x) < 3 or len(set(x)) < 2 or min(*x, *y) <= 0:
     raise ValueError(f'no exponent can be fitted to x={x}, y={y}.')
-  log_x, log_y = ([math.log(value) for value in values] for values in (x, y))
-  slope, intercept = statistics.linear_regression(log_x, log_y)
-  squares = sum(
-    (b - intercept - slope * a) ** 2 for a, b in zip(log_x, log_y, strict=True)
-  )
-  mean = statistics.fmean(log_x)
-  variance = squares / (len(x) - 2) / sum((a - mean) ** 2 for a in log_x)
-  return slope, math.sqrt(variance)
+  fit = stats.linregress(np.log(x), np.log(y))
+  return float(fit.slope), float(fit.stderr)

@@ -5,14 +5,16 @@ timed in turn in one process, and a ratio is the median of the ratios of each
 round: compare within one table, not between runs. Times of a busy machine are
 worth little.
 
-Parts, of which the first three (about 3 minutes on 2 cores) are the default:
+Parts, of which the first three (about 4 minutes on 2 cores) are the default:
 
   step         the training step of the 24-layer encoder (forward, backward,
                SGD update), with softmax and Sinkhorn, ours and PyTorch's;
                that of trained runs: analysis.step_time
   rate         matrix products of that step per second, as a share of what a
                large matrix product reaches
-  normalizer   the normalizer alone against other implementations, with errors
+  normalizer   all forms of Sinkhorn alone, and other implementations, on the
+               same logits: random ones of spread 1 and 3, and those of the
+               runs of --workdir; with errors
   growth       time and memory against iterations, tokens, heads and batch (6
                minutes)
   compile      from process start to the end of the first step (6 minutes)
@@ -36,14 +38,32 @@ spreads of 1 and 3 the query kernels are scaled, layer by layer.
 CSV for each part, and figures.
 """
 
-import dataclasses
-import importlib
-import json
+import logging
+import pkgutil
 import re
 
 from absl import flags
 
+from analysis.common import command
 from sinkformer_jax import cli
+
+logger = logging.getLogger('sinkformer_jax.cost')
+
+# Each part: the function that measures it, which is imported late, and about
+# how many seconds it takes on 2 cores.
+PARTS = {
+  'step': ('step:step_rows', 100),
+  'rate': ('step:rate_rows', 30),
+  'normalizer': ('normalizer:normalizer_rows', 120),
+  'growth': ('normalizer:growth_rows', 360),
+  'compile': ('step:compile_rows', 360),
+  'rank': ('rank:rank_rows', 360),
+  'loader': ('loader:loader_rows', 180),
+  'accelerator': ('normalizer:accelerator_rows', 480),
+}
+_DEFAULT = {'cpu': ['step', 'rate', 'normalizer']}
+# A load above this disturbs what is measured.
+_QUIET = 0.3
 
 FLAGS = flags.FlagValues()
 _PLATFORM = flags.DEFINE_enum(
@@ -71,11 +91,7 @@ _SHAPES = flags.DEFINE_list(
   flag_values=FLAGS,
 )
 _NUM_ITERS = flags.DEFINE_integer(
-  'num_iters',
-  50,
-  'Sinkhorn iterations.',
-  lower_bound=1,
-  flag_values=FLAGS,
+  'num_iters', 50, 'Sinkhorn iterations.', lower_bound=1, flag_values=FLAGS
 )
 _REPEATS = flags.DEFINE_integer(
   'repeats', 5, 'Rounds of timing.', lower_bound=1, flag_values=FLAGS
@@ -86,34 +102,7 @@ _OUTPUT = flags.DEFINE_string(
   'Directory for tables and figures; new or empty.',
   flag_values=FLAGS,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """A part of the measurements.
-
-  Attributes:
-    module: where it is: `--help` and wrong flags need not wait for JAX.
-    function: ``(options, report) -> rows``, see `cost_setup`.
-    seconds: about how long it takes on 2 cores.
-  """
-
-  module: str
-  function: str
-  seconds: int
-
-
-PARTS = {
-  'step': Part('cost_step', 'step_rows', 100),
-  'rate': Part('cost_step', 'rate_rows', 30),
-  'normalizer': Part('cost_normalizer', 'normalizer_rows', 60),
-  'growth': Part('cost_normalizer', 'growth_rows', 360),
-  'compile': Part('cost_step', 'compile_rows', 360),
-  'rank': Part('cost_rank', 'rank_rows', 360),
-  'loader': Part('cost_loader', 'loader_rows', 180),
-  'accelerator': Part('cost_normalizer', 'accelerator_rows', 480),
-}
-_DEFAULT = {'cpu': ['step', 'rate', 'normalizer']}
+command.define_runs(FLAGS, num_examples=None, required=False)
 
 
 @flags.validator('parts', flag_values=FLAGS)
@@ -139,59 +128,56 @@ def _check_shapes(shapes):
 
 def main() -> None:
   """Measures, prints, and writes."""
-  from analysis.common import command
-
   output = command.output_directory(_OUTPUT.value) if _OUTPUT.value else None
   names = _PARTS.value or _DEFAULT.get(_PLATFORM.value, ['accelerator'])
   # Imported late: wrong flags are refused before JAX is loaded.
   from analysis.common import machine
-  from analysis.common import timing
   from analysis.cost import setup as cost_setup
-  from analysis.cost import tables as cost_tables
 
   machine.select_platform(_PLATFORM.value)
   provenance = machine.provenance()
   options = cost_setup.options(
-    preset=_PRESET.value,
-    shapes=[tuple(map(int, x.split('x'))) for x in _SHAPES.value],
-    num_iters=_NUM_ITERS.value,
-    repeats=_REPEATS.value,
+    _PRESET.value,
+    [tuple(map(int, x.split('x'))) for x in _SHAPES.value],
+    _NUM_ITERS.value,
+    _REPEATS.value,
+    command.load_subjects(FLAGS.flag_values_dict()),
   )
-  report = timing.Progress()
   print(
     f'{provenance["device_count"]} x {provenance["device"]}'
     f' ({provenance["processor"]}), {provenance["threads"]} threads,'
     f' {_NUM_ITERS.value} iterations, preset {_PRESET.value}'
   )
-  if provenance['load'] > 0.5 * provenance['threads']:
-    report(f'NOTE: the machine is busy (load {provenance["load"]:.1f})')
-  results = {}
-  for number, name in enumerate(names):
-    text = f'part {number + 1} of {len(names)}, {name}'
-    if _PRESET.value == 'full':
-      left = sum(PARTS[x].seconds for x in names[number:])
-      text += f'; about {left} s left in all on 2 cores'
-    report(text)
-    module = importlib.import_module(f'analysis.{PARTS[name].module}')
-    rows = getattr(module, PARTS[name].function)(options, report)
-    print(cost_tables.text(rows), flush=True)
-    results[name] = rows
-    if output:
-      # After each part: what has been measured is kept whatever comes.
-      _write(output, name, rows)
-      content = {'provenance': provenance, 'parts': results}
-      text = json.dumps(content, indent=1, allow_nan=False) + '\n'
-      (output / 'cost.json').write_text(text)
+  if provenance['load'] > _QUIET:
+    print(
+      f'NOTE: the machine is not quiet: its load is {provenance["load"]:.1f},'
+      f' above {_QUIET}. Times are worth little.',
+      flush=True,
+    )
+  _measure(names, options, provenance, output)
   if output:
     print(f'Tables and figures: {output}')
 
 
-def _write(output, name, rows):
+def _measure(names, options, provenance, output):
   from analysis.cost import figures as cost_figures
   from analysis.cost import tables as cost_tables
 
-  cost_tables.write_csv(output / f'{name}.csv', rows)
-  cost_figures.save(output, name, rows)
+  parts = {}
+  for number, name in enumerate(names):
+    text = f'part {number + 1} of {len(names)}, {name}'
+    if _PRESET.value == 'full':
+      left = sum(PARTS[x][1] for x in names[number:])
+      text += f'; about {left} s left in all on 2 cores'
+    logger.info(text)
+    measure = pkgutil.resolve_name(f'analysis.cost.{PARTS[name][0]}')
+    parts[name] = cost_tables.frame(measure(options))
+    print(cost_tables.text(parts[name]), flush=True)
+    if output:
+      # After each part: what has been measured is kept whatever comes.
+      cost_tables.write_csv(output / f'{name}.csv', parts[name])
+      cost_figures.save(output, name, parts[name])
+      cost_tables.write_json(output / 'cost.json', provenance, parts)
 
 
 if __name__ == '__main__':

@@ -2,29 +2,28 @@
 
 import importlib
 import itertools
+import logging
 import os
+import pathlib
 import tempfile
 import time
 from unittest import mock
 
 import jax
-import numpy as np
 
 from analysis.common import timing
 from analysis.cost import setup as cost_setup
 from sinkformer_jax import data
-from sinkformer_jax import models
 from sinkformer_jax.data import sources
-from sinkformer_jax.training import optimizer
+from sinkformer_jax.training import loop
 from sinkformer_jax.training import sharding
-from sinkformer_jax.training import steps
+
+logger = logging.getLogger('sinkformer_jax.cost')
 
 STEP = 'training step, softmax'
 
 
-def loader_rows(
-  options: cost_setup.Options, report: cost_setup.Report
-) -> list[timing.Row]:
+def loader_rows(options: cost_setup.Options) -> list[timing.Row]:
   """Each data set's loader, and the training step of its softmax config.
 
   Softmax is the faster one, and texts are of the shortest bucket: steps that
@@ -39,30 +38,31 @@ def loader_rows(
       tempfile.TemporaryDirectory() as cache,
       mock.patch.dict(os.environ, SINKFORMER_CACHE_DIR=cache),
     ):
-      report(f'{name}: loading into an empty cache, then from it')
+      logger.info('%s: loading into an empty cache, then from it', name)
       try:
-        first_load_s, dataset = _load(config)
+        about = {'first_load_s': _seconds_to_load(config)}
       except sources.NotThereError as error:
-        report(f'{name} is left out: {error}')
+        logger.info('%s is left out: %s', name, error)
         continue
-      load_s, dataset = _load(config)
-      about = {'first_load_s': first_load_s, 'load_s': load_s}
-      rows += _rows(config, dataset, about, options.repeats, report)
+      about['load_s'] = _seconds_to_load(config)
+      # It makes steps and does not run, so it writes nothing.
+      training = loop.Training(config, pathlib.Path(cache))
+      rows += _rows(training, about, options.repeats)
   return rows
 
 
-def _load(config):
+def _seconds_to_load(config):
   start = time.perf_counter()
-  dataset = data.load(config.data)
-  return time.perf_counter() - start, dataset
+  data.load(config.data)
+  return time.perf_counter() - start
 
 
-def _rows(config, dataset, about, repeats, report):
-  size = config.batch_size
+def _rows(training, about, repeats):
+  config, size = training.config, training.config.batch_size
   numbers = itertools.count()
 
   def load_batch():
-    return data.train_batch(dataset, next(numbers), size, config.seed)
+    return data.train_batch(training.dataset, next(numbers), size, config.seed)
 
   batch = min(
     (load_batch() for _ in range(8)),
@@ -73,29 +73,22 @@ def _rows(config, dataset, about, repeats, report):
     f'{config.data.name}, batch {shape}',
     {
       'loader': timing.Alternative(load_batch, about),
-      STEP: timing.Alternative(_training(config, dataset, batch), {}, 'loader'),
+      STEP: timing.Alternative(_steps(training, batch), {}, 'loader'),
     },
     repeats,
-    report,
   )
   for row in rows:
     row['examples_per_s'] = 1e3 * size / row['ms']
   return rows
 
 
-def _training(config, dataset, batch):
-  model = models.create_model(config.model, dataset.info)
-  tx = optimizer.create_optimizer(config.optimizer, config.total_steps)
-  schedule = optimizer.create_schedule(config.optimizer, config.total_steps)
-  mesh = sharding.create_mesh()
-  seed = np.uint32(config.seed)
-  state = jax.jit(lambda: steps.create_state(model, tx, dataset.info, seed))()
-  train_step = steps.make_train_step(model, tx, schedule, mesh)
-  batch = jax.device_put(batch, sharding.split_batch(mesh))
+def _steps(training, batch):
+  state = training.create_state(training.seed)
+  batch = jax.device_put(batch, sharding.split_batch(training.mesh))
 
   def call():
     nonlocal state
-    state, metrics = train_step(state, batch, seed)
+    state, metrics = training.train_step(state, batch, training.seed)
     return metrics['loss']
 
   return call

@@ -12,29 +12,13 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
+from analysis.common import machine
+from analysis.cost import forms
 from sinkformer_jax import attention
 from sinkformer_jax import data
+from sinkformer_jax import encoder
 from sinkformer_jax import models
-from sinkformer_jax import normalizers
-from sinkformer_jax import sinkhorn
 
-
-def _sinkhorn_in_xla(num_iters):
-  def normalizer(logits, mask=None):
-    return sinkhorn.sinkhorn(logits, num_iters, mask, fused=False)
-
-  return normalizer
-
-
-# What can be measured under `model.normalizer`, each made from `num_iters`.
-# Another form of Sinkhorn is one more entry, and then stands in every table
-# that lists the forms.
-FORMS: dict[str, Callable[[int], normalizers.Normalizer]] = {
-  'softmax': normalizers.NORMALIZERS['softmax'],
-  # On a single GPU or TPU this is the fused kernel.
-  'sinkhorn': normalizers.NORMALIZERS['sinkhorn'],
-  'sinkhorn in XLA': _sinkhorn_in_xla,
-}
 LEARNING_RATE = 1e-3
 NUM_CLASSES = 10
 
@@ -75,32 +59,27 @@ class Step:
 
   Attributes:
     run: ``(params, batch) -> (params, loss)``; donates `params`.
-    scratch_mb: memory that XLA plans beside arguments and results, gradient
-      included (1e6 bytes).
+    memory: columns, gradient included; see `machine.planned`.
     compile_s: seconds it took to trace and compile.
   """
 
   run: Callable[[Any, dict], tuple[Any, jax.Array]]
-  scratch_mb: float
+  memory: dict[str, Any]
   compile_s: float
 
 
-def info(setting: Setting) -> data.DatasetInfo:
-  """What the model has to know about the random data."""
-  return data.DatasetInfo(
+def create_model(setting: Setting) -> nn.Module:
+  """The model of a setting."""
+  model = setting.model
+  info = data.DatasetInfo(
     name='random',
     num_classes=NUM_CLASSES,
     input_shape=_image_shape(setting),
     splits={},
     provenance={},
   )
-
-
-def create_model(setting: Setting) -> nn.Module:
-  """The model of a setting."""
-  model = setting.model
-  normalizer = FORMS[model.normalizer](model.num_iters)
-  return models.create_model(model, info(setting), normalizer)
+  normalizer = forms.FORMS[model.normalizer](model.num_iters)
+  return models.create_model(model, info, normalizer)
 
 
 def create_params(setting: Setting) -> Any:
@@ -167,8 +146,7 @@ def compile_step(setting: Setting) -> Step:
   start = time.perf_counter()
   compiled = jax.jit(step, donate_argnums=0).lower(*arguments).compile()
   compile_s = time.perf_counter() - start
-  scratch_mb = compiled.memory_analysis().temp_size_in_bytes / 1e6
-  return Step(compiled, scratch_mb, compile_s)
+  return Step(compiled, machine.planned(compiled), compile_s)
 
 
 def training(setting: Setting, params: Any = None) -> Callable[[], jax.Array]:
@@ -195,24 +173,11 @@ def training(setting: Setting, params: Any = None) -> Callable[[], jax.Array]:
   return call
 
 
-def attention_numbers(setting: Setting, params: Any) -> tuple:
-  """Spread of the logits, and how doubly stochastic the weights are.
-
-  Args:
-    setting: the model; the batch is small whatever it says.
-    params: its parameters.
-
-  Returns:
-    ``(spread, column_error)``, each ``[num_layers]``: the standard deviation
-    of the logits about the mean of their row, over all rows, heads and
-    examples, and the largest column error.
-  """
-  return _attention_numbers(dataclasses.replace(setting, batch=8))(params)
-
-
 @functools.cache
-def _attention_numbers(setting):
-  model, images = create_model(setting), create_batch(setting)['image']
+def _attention(setting):
+  """``params -> (spread, column_error)``, each ``[num_layers]``."""
+  model = create_model(setting)
+  images = create_batch(dataclasses.replace(setting, batch=8))['image']
 
   @jax.jit
   def numbers(params):
@@ -229,6 +194,19 @@ def _attention_numbers(setting):
   return numbers
 
 
+def about_attention(setting: Setting, params: Any) -> dict[str, float]:
+  """Spread of the logits, and how doubly stochastic the weights are.
+
+  Of 8 examples: the standard deviation of the logits about the mean of their
+  row, over all layers, and the largest column error.
+  """
+  spread, column_error = _attention(setting)(params)
+  return {
+    'logit_spread': float(jnp.sqrt((spread**2).mean())),
+    'column_error': float(column_error.max()),
+  }
+
+
 def set_logit_spread(setting: Setting, params: Any, spread: float) -> Any:
   """Scales the query kernels so that the logits have a given spread.
 
@@ -239,8 +217,7 @@ def set_logit_spread(setting: Setting, params: Any, spread: float) -> Any:
   Args:
     setting: the model.
     params: its parameters; they are not changed.
-    spread: wanted standard deviation about the mean of a row, as in
-      `attention_numbers`, of every layer.
+    spread: wanted of every layer, see `about_attention`.
 
   Returns:
     New parameters.
@@ -249,7 +226,7 @@ def set_logit_spread(setting: Setting, params: Any, spread: float) -> Any:
     RuntimeError: if it cannot be reached.
   """
   for _ in range(setting.model.num_layers + 10):
-    factor = spread / attention_numbers(setting, params)[0]
+    factor = spread / _attention(setting)(params)[0]
     if jnp.abs(factor - 1).max() < 0.01:
       return params
     params = _scale_queries(params, factor)
@@ -267,30 +244,14 @@ def _scale_queries(params, factor):
 def model_flops(setting: Setting) -> int:
   """Floating-point operations of the matrix products of a training step.
 
-  The forward pass is that of the layers, see `layer_flops`, and embeds patches
-  and reads classes. The backward pass takes two products for each, so a step is
-  three forward passes. The updates of Sinkhorn are not counted: the number says
-  what has to be computed, not what a normalizer adds to it.
+  The forward pass is that of the layers, see `encoder.layer_flops`, and embeds
+  patches and reads classes. The backward pass takes two products for each, so a
+  step is three forward passes. The updates of Sinkhorn are not counted: the
+  number says what has to be computed, not what a normalizer adds to it.
   """
   model = setting.model
-  layers = model.num_layers * layer_flops(model, setting.tokens)
+  layers = model.num_layers * encoder.layer_flops(model, setting.tokens)
   embedding = 2 * setting.patches * model.patch_size**2 * model.width
   return (
     3 * setting.batch * (layers + embedding + 2 * model.width * NUM_CLASSES)
   )
-
-
-def layer_flops(model: ml_collections.ConfigDict, tokens: int) -> int:
-  """Those of a layer's forward pass on one example.
-
-  ``2 n (4 d^2 + 2 d f) + 4 n^2 d`` for n tokens of width d and an FFN of f
-  (queries, keys, values, output; expansion, contraction; logits, weights times
-  values).
-
-  Args:
-    model: the section `config.model`.
-    tokens: length of the sequence, the class token included.
-  """
-  n, d = tokens, model.width
-  ffn = 2 * d * model.ffn_dim * model.ffn
-  return 2 * n * (4 * d**2 + ffn) + 4 * n**2 * d

@@ -1,6 +1,9 @@
 """Part `rank` of `analysis.cost`: path products and their residuals."""
 
+from collections.abc import Callable
 import functools
+import logging
+from typing import Any
 
 import numpy as np
 
@@ -9,16 +12,14 @@ from analysis.common import timing
 from analysis.cost import setup as cost_setup
 from sinkformer_jax import rank
 
-Alternative = timing.Alternative
+logger = logging.getLogger('sinkformer_jax.cost')
 
 NUM_PATHS = 100
 LOOP = 'NumPy loop, products alone'
 FROBENIUS = 'sampled paths, Frobenius'
 
 
-def rank_rows(
-  options: cost_setup.Options, report: cost_setup.Report
-) -> list[timing.Row]:
+def rank_rows(options: cost_setup.Options) -> list[timing.Row]:
   """Path products at all depths against a plain loop over the same paths.
 
   Attention is softmax of random logits of unit spread, as many examples as a
@@ -29,13 +30,21 @@ def rank_rows(
   for tokens, examples in options.shapes:
     shape = (model.num_layers, examples, model.num_heads, tokens)
     title = f'{tokens} tokens, {examples} examples, {NUM_PATHS} paths, float64'
-    report(f'{title}: memory')
+    logger.info('%s: memory', title)
     alternatives = {}
     for name, call in _calls(shape).items():
-      about = {} if name == LOOP else _memory(name, shape)
+      about = {}
+      if name != LOOP:
+        small = (model.num_layers, 1, model.num_heads, 4)
+        about = machine.grown(
+          call_from_scratch,
+          small={'shape': small},
+          full={'shape': shape},
+          name=name,
+        )
       base = FROBENIUS if name.startswith('exact') else LOOP
-      alternatives[name] = Alternative(call, about, base)
-    rows += timing.compare(title, alternatives, options.repeats, report)
+      alternatives[name] = timing.Alternative(call, about, base)
+    rows += timing.compare(title, alternatives, options.repeats)
   return rows
 
 
@@ -90,19 +99,6 @@ def plain_loop(attention: np.ndarray, heads: np.ndarray) -> np.ndarray:
   return products
 
 
-def _memory(name, shape):
-  arguments = {'name': name, 'shape': shape}
-  memory = machine.child('analysis.cost.rank', 'memory_mb', arguments)
-  return {'memory_mb': memory, 'memory_of': cost_setup.RSS_GROWTH}
-
-
-def memory_mb(name: str, shape: tuple[int, int, int, int]) -> float:
-  """Growth of the peak memory of a process of its own, attention included."""
-  num_layers, _, num_heads, _ = shape
-
-  def call(shape):
-    return lambda: _calls(shape)[name]()
-
-  return machine.memory_growth_mb(
-    call((num_layers, 1, num_heads, 4)), call(shape)
-  )
+def call_from_scratch(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
+  """A call that makes its attention itself: memory holds that as well."""
+  return lambda: _calls(shape)[name]()

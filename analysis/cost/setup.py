@@ -1,20 +1,15 @@
 """What `analysis.cost` measures: sizes, and what can be compared here."""
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import importlib.util
+from typing import Any
 
 import jax
 import ml_collections
 
 from analysis.cost import model as cost_model
 from configs import mnist_sinkhorn
-
-Report = Callable[[str], None]
-# What `memory_mb` is: see the docstring of `analysis.cost`.
-XLA_SCRATCH, RSS_GROWTH = 'planned by XLA', 'peak growth'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,28 +32,27 @@ class Preset:
   """Sizes of everything.
 
   Attributes:
-    model: the section `config.model`.
+    configs: preset of the configs: of the model, and of the part `loader`.
     shapes: tokens and batch of a training step; a normalizer alone runs on
       ``batch * num_heads`` matrices of ``tokens``.
     accelerator_shapes: the same on a GPU or TPU.
     product: side of the square matrix product.
     depths: numbers of layers to compile.
     sweeps: of the part `growth`.
-    configs: preset of the configs that the part `loader` reads.
   """
 
-  model: ml_collections.FrozenConfigDict
+  configs: str
   shapes: tuple[tuple[int, int], ...]
   accelerator_shapes: tuple[tuple[int, int], ...]
   product: int
   depths: tuple[int, ...]
   sweeps: tuple[Sweep, ...]
-  configs: str
 
-
-def _model(preset):
-  model = mnist_sinkhorn.get_config(preset).model
-  return ml_collections.FrozenConfigDict(model)
+  @property
+  def model(self) -> ml_collections.FrozenConfigDict:
+    """The section `config.model`."""
+    model = mnist_sinkhorn.get_config(self.configs).model
+    return ml_collections.FrozenConfigDict(model)
 
 
 _BASE = {'tokens': 50, 'batch': 16, 'heads': 4}
@@ -66,7 +60,7 @@ _TINY_BASE = {'tokens': 5, 'batch': 4, 'heads': 2}
 PRESETS = {
   # The architecture of the study: 24 layers, width 128, 4 heads, FFN 512.
   'full': Preset(
-    model=_model(''),
+    configs='',
     shapes=((50, 64), (128, 16)),
     accelerator_shapes=((50, 256), (128, 256)),
     product=4096,
@@ -77,10 +71,9 @@ PRESETS = {
       Sweep('heads', (1, 2, 4, 8, 16), _BASE),
       Sweep('batch', (1, 4, 16, 64), _BASE),
     ),
-    configs='',
   ),
   'tiny': Preset(
-    model=_model('tiny'),
+    configs='tiny',
     shapes=((5, 4),),
     accelerator_shapes=((5, 4),),
     product=64,
@@ -91,7 +84,6 @@ PRESETS = {
       Sweep('heads', (1, 2, 4), _TINY_BASE),
       Sweep('batch', (1, 2, 4), _TINY_BASE),
     ),
-    configs='tiny',
   ),
 }
 
@@ -105,12 +97,14 @@ class Options:
     shapes: tokens and batch of the tables, see `Preset`.
     num_iters: Sinkhorn iterations.
     repeats: rounds.
+    subjects: opened runs, see `analysis.common.runs`.
   """
 
   preset: Preset
   shapes: tuple[tuple[int, int], ...]
   num_iters: int
   repeats: int
+  subjects: Sequence[Any] = ()
 
   def setting(
     self, tokens: int, batch: int, **model_fields
@@ -121,29 +115,16 @@ class Options:
 
 
 def options(
-  preset: str,
-  shapes: Sequence[tuple[int, int]],
-  num_iters: int,
-  repeats: int,
+  preset: str, shapes: Sequence[tuple[int, int]], *further: Any
 ) -> Options:
-  """Options from the values of flags, see `Options`.
+  """Options from the values of flags.
 
   Args:
     preset: of `PRESETS`.
-    shapes: those of the preset if empty.
-    num_iters: Sinkhorn iterations.
-    repeats: rounds.
+    shapes: those of the preset for this device if empty.
+    *further: as `Options` has them.
   """
   sizes = PRESETS[preset]
   on_cpu = jax.default_backend() == 'cpu'
   default = sizes.shapes if on_cpu else sizes.accelerator_shapes
-  return Options(sizes, tuple(shapes) or default, num_iters, repeats)
-
-
-def why_not(module: str) -> str:
-  """Why another implementation cannot be compared here; '' if it can."""
-  if jax.default_backend() != 'cpu':
-    return 'compared on the CPU only'
-  if importlib.util.find_spec(module):
-    return ''
-  return 'not installed: pip install -r requirements-dev.txt'
+  return Options(sizes, tuple(shapes) or default, *further)

@@ -10,6 +10,7 @@ else; see requirements-dev.txt.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -162,35 +163,22 @@ def training(
   return call
 
 
-def step_memory_mb(
+def random_training(
   model: Mapping[str, Any], patches: int, num_classes: int, batch: int
-) -> float:
-  """Growth of the peak memory over a training step.
-
-  See `machine.memory_growth_mb`, as for all that measures this.
-  """
-
-  def create(model, batch):
-    pixels = torch.randn(batch, patches, model['patch_size'] ** 2)
-    labels = torch.zeros(batch, dtype=torch.long)
-    vit = VisionTransformer(model, patches, num_classes)
-    return training(vit, pixels, labels, 1e-3)
-
-  small = {**model, 'num_layers': 1, 'num_iters': min(model['num_iters'], 1)}
-  return machine.memory_growth_mb(create(small, 1), create(model, batch))
+) -> Callable[[], torch.Tensor]:
+  """A `training` of a fresh model on random images."""
+  pixels = torch.randn(batch, patches, model['patch_size'] ** 2)
+  labels = torch.zeros(batch, dtype=torch.long)
+  vit = VisionTransformer(model, patches, num_classes)
+  return training(vit, pixels, labels, 1e-3)
 
 
-def sinkhorn_memory_mb(
-  matrices: int, tokens: int, num_iters: int, gradient: bool
-) -> float:
-  """Growth of the peak memory over a call of `sinkhorn`."""
-  torch.set_num_threads(machine.num_threads())
-
-  def create(matrices, num_iters):
-    logits = torch.randn(matrices, tokens, tokens)
-    return sinkhorn_call(logits, torch.randn_like(logits), num_iters, gradient)
-
-  return machine.memory_growth_mb(create(1, 1), create(matrices, num_iters))
+def random_sinkhorn(
+  shape: Sequence[int], num_iters: int, gradient: bool
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
+  """A `sinkhorn_call` on random logits."""
+  logits = torch.randn(*shape)
+  return sinkhorn_call(logits, torch.randn_like(logits), num_iters, gradient)
 
 
 def sinkhorn_call(
@@ -199,19 +187,14 @@ def sinkhorn_call(
   num_iters: int,
   gradient: bool,
 ) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
-  """A call of `sinkhorn`: its value, and its gradient or None."""
-  if not gradient:
+  """A call of `sinkhorn` on all threads: its value, its gradient or None."""
+  torch.set_num_threads(machine.num_threads())
 
-    def value():
-      with torch.no_grad():
-        return sinkhorn(logits, num_iters), None
-
-    return value
-
-  def value_and_gradient():
-    x = logits.detach().requires_grad_()
+  def call():
+    x = logits.detach().requires_grad_(gradient)
     weights = sinkhorn(x, num_iters)
-    weights.backward(cotangent)
+    if gradient:
+      weights.backward(cotangent)
     return weights.detach(), x.grad
 
-  return value_and_gradient
+  return call

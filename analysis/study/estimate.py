@@ -14,9 +14,9 @@ import time
 import numpy as np
 
 from analysis.common import machine
-from analysis.cost import model as cost_model
 from analysis.study import plan
 from sinkformer_jax import data
+from sinkformer_jax import encoder
 from sinkformer_jax import errors
 from sinkformer_jax.training import metrics
 
@@ -123,11 +123,11 @@ def _layer_flops(model, dataset):
   if dataset.info.vocab_size is None:
     height, width, _ = dataset.info.input_shape
     tokens = height * width // model.patch_size**2 + class_token
-    return cost_model.layer_flops(model, tokens)
+    return encoder.layer_flops(model, tokens)
   # Padded to the length of its bucket.
   buckets = np.asarray(dataset.bucket_lengths)
   places = np.searchsorted(buckets, dataset.splits['train']['length'])
-  of_bucket = [cost_model.layer_flops(model, x + class_token) for x in buckets]
+  of_bucket = [encoder.layer_flops(model, x + class_token) for x in buckets]
   return np.asarray(of_bucket)[places].mean()
 
 

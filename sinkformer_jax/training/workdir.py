@@ -11,7 +11,6 @@ import logging
 import pathlib
 import platform
 import secrets
-import subprocess
 import sys
 from typing import Any
 
@@ -278,7 +277,7 @@ def record_start(
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'step': step,
     'command': sys.argv,
-    'git_commit': _git_commit(),
+    'git_commit': paths.git_commit(),
     'python': platform.python_version(),
     'versions': {x: importlib.metadata.version(x) for x in _PACKAGES},
     'platform': jax.default_backend(),
@@ -410,16 +409,3 @@ def _describes_data(recorded):
     return False
   sizes = [*recorded['input_shape'], *recorded['splits'].values()]
   return all(isinstance(x, int) and x > 0 for x in sizes)
-
-
-def _git_commit():
-  """The commit of this code, '' where it is not a git checkout."""
-  command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-  folder = pathlib.Path(__file__).parent
-  try:
-    described = subprocess.run(
-      command, cwd=folder, capture_output=True, text=True, check=False
-    )
-  except FileNotFoundError:
-    return ''
-  return described.stdout.strip()

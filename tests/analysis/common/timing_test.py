@@ -10,10 +10,6 @@ from analysis.common import timing
 Alternative = timing.Alternative
 
 
-def quiet(_):
-  pass
-
-
 def test_alternatives_take_turns():
   order = []
   calls = {
@@ -21,7 +17,7 @@ def test_alternatives_take_turns():
     name: Alternative(lambda name=name: _spend(0.025, order.append, name))
     for name in 'abc'
   }
-  timing.compare('table', calls, repeats=3, progress=quiet)
+  timing.compare('table', calls, repeats=3)
   # Two first calls each, then rounds, there and back again.
   assert ''.join(order) == 'abcabc' + 'abccbaabc'
 
@@ -42,7 +38,7 @@ def test_rows(monkeypatch):
     'c': Alternative(None, {'note': 'not installed'}, ratio_to='a'),
     'd': Alternative(None, {'note': 'not installed'}),
   }
-  rows = timing.compare('table', alternatives, 3, quiet)
+  rows = timing.compare('table', alternatives, 3)
   assert [x['name'] for x in rows] == list(alternatives)
   a, b, c, d = rows
   assert (a['size'], a['ms'], a['ms_min'], a['ms_max']) == (3, 2.0, 1.0, 4.0)
@@ -62,7 +58,7 @@ def test_slow_calls_sit_out(monkeypatch):
     'slow': Alternative(lambda: _spend(0.06, calls.append, 'slow')),
     'quick': Alternative(lambda: None),
   }
-  slow, quick = timing.compare('table', alternatives, 4, quiet)
+  slow, quick = timing.compare('table', alternatives, 4)
   assert (slow['repeats'], quick['repeats']) == (2, 4)
   # A first call, which was enough to know, and two rounds.
   assert len(calls) == 3
@@ -71,7 +67,7 @@ def test_slow_calls_sit_out(monkeypatch):
 def test_short_calls_fill_a_sample():
   calls = []
   (row,) = timing.compare(
-    'table', {'a': Alternative(lambda: calls.append(1))}, 2, quiet
+    'table', {'a': Alternative(lambda: calls.append(1))}, 2
   )
   assert len(calls) > 100
   assert row['ms'] < timing._SAMPLE_S * 1e3

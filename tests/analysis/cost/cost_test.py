@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from analysis.common import machine
 from analysis.cost import figures as cost_figures
+from analysis.cost import forms
 from analysis.cost import loader as cost_loader
 from analysis.cost import model as cost_model
 from analysis.cost import normalizer as cost_normalizer
@@ -26,10 +28,6 @@ TINY = cost_setup.PRESETS['tiny']
 OPTIONS = cost_setup.Options(TINY, TINY.shapes, num_iters=5, repeats=2)
 
 
-def quiet(_):
-  pass
-
-
 def setting(**fields):
   return OPTIONS.setting(*TINY.shapes[0], **fields)
 
@@ -42,7 +40,7 @@ def check_time(row):
 @pytest.fixture
 def nothing_else(monkeypatch):
   """As if PyTorch and ott-jax were not installed."""
-  monkeypatch.setattr(cost_setup.importlib.util, 'find_spec', lambda _: None)
+  monkeypatch.setattr(machine.importlib.util, 'find_spec', lambda _: None)
 
 
 def test_full_preset_is_the_architecture_of_the_study():
@@ -135,7 +133,7 @@ def test_step_donates_and_learns():
 @pytest.mark.slow
 @pytest.mark.usefixtures('nothing_else')
 def test_step_rows():
-  rows = cost_step.step_rows(OPTIONS, quiet)
+  rows = cost_step.step_rows(OPTIONS)
   assert [(x['table'], x['name']) for x in rows] == [
     ('5 tokens, batch 4', 'softmax'),
     ('5 tokens, batch 4', 'sinkhorn'),
@@ -163,17 +161,16 @@ def test_too_much_memory(monkeypatch):
   # 24 layers of 64 examples of 4 heads of 100 matrices of 50 x 50 float32.
   full = cost_model.Setting(cost_setup.PRESETS['full'].model, 50, 64)
   needed_mb = 24 * 64 * 4 * 100 * 50**2 * 4 / 1e6
-  for available, words in ((0.9 * needed_mb, 'MB are free'), (1e6, '')):
-    monkeypatch.setattr(
-      cost_step.machine, 'available_memory_mb', lambda x=available: x
-    )
-    assert words in cost_step._too_much_memory(full)
-    assert bool(cost_step._too_much_memory(full)) == bool(words)
+  monkeypatch.setattr(machine, 'available_memory_mb', lambda: 0.9 * needed_mb)
+  with pytest.raises(machine.NotHereError, match='MB are free'):
+    cost_step._require_memory(full)
+  monkeypatch.setattr(machine, 'available_memory_mb', lambda: 1e6)
+  cost_step._require_memory(full)
 
 
 @pytest.mark.usefixtures('nothing_else')
 def test_rate_rows():
-  rows = cost_step.rate_rows(OPTIONS, quiet)
+  rows = cost_step.rate_rows(OPTIONS)
   product, absent, softmax, _, _ = rows
   assert 'note' in absent
   check_time(product)
@@ -188,36 +185,45 @@ def test_rate_rows():
 
 @pytest.mark.usefixtures('nothing_else')
 def test_normalizer_rows():
-  rows = cost_normalizer.normalizer_rows(OPTIONS, quiet)
-  value, both = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-  names = ['softmax', 'sinkhorn', 'log-space reference']
-  for group in (value, both):
-    assert [x['name'] for x in group[:3]] == names
-    assert [x['name'] for x in group[3:]] == [
+  rows = cost_normalizer.normalizer_rows(OPTIONS)
+  tables = {x['table']: [] for x in rows}
+  for row in rows:
+    tables[row['table']].append(row)
+  assert list(tables) == [
+    f'5 tokens, 8 matrices, logit spread {spread}, {what}'
+    for spread in (1, 3)
+    for what in ('value', 'value and gradient')
+  ]
+  ours = ['softmax', 'sinkhorn', 'sinkhorn in XLA', 'log-space reference']
+  for group in tables.values():
+    assert [x['name'] for x in group[:4]] == ours
+    assert [x['name'] for x in group[4:]] == [
       'ott-jax, unrolled',
       'ott-jax, implicit',
       'PyTorch autograd',
     ]
-    assert all('note' in x for x in group[3:])
-    for row in group[:3]:
+    assert all('note' in x for x in group[4:])
+    for row in group[:4]:
       check_time(row)
-    errors = [x['column_error'] for x in group[:3]]
-    assert errors[1] == pytest.approx(errors[2], abs=1e-5)
-    assert errors[1] < errors[0]
-    assert all(x['value_error'] < 1e-5 for x in group[1:3])
-  assert all(x['gradient_error'] < 1e-5 for x in both[1:3])
-  assert 'gradient_error' not in value[1]
+    softmax, *errors = (x['column_error'] for x in group[:4])
+    assert errors == pytest.approx(errors[:1] * 3, abs=1e-5)
+    assert errors[0] < softmax
+    assert all(x['value_error'] < 1e-5 for x in group[1:4])
+    for row in group[1:4]:
+      assert row.get('gradient_error', 0) < 1e-5
+      has_gradient = row['table'].endswith('gradient')
+      assert ('gradient_error' in row) == has_gradient
 
 
 def test_errors_are_seen():
   logits, cotangent = np.random.default_rng(0).normal(size=(2, 3, 6, 6))
-  exact = cost_normalizer._exact(logits, cotangent, 20)
+  exact = forms.exact(logits, cotangent, 20)
   weights, gradient = (jnp.asarray(x, jnp.float32) for x in exact)
-  right = cost_normalizer._errors((weights, gradient), exact)
+  right = forms.errors((weights, gradient), exact)
   assert right['value_error'] < 1e-6
   assert right['gradient_error'] < 1e-6
   changed = weights.at[0, 0, 0].add(0.1 * exact[0].max())
-  wrong = cost_normalizer._errors((changed, 1.5 * gradient), exact)
+  wrong = forms.errors((changed, 1.5 * gradient), exact)
   assert wrong['value_error'] == pytest.approx(0.1, rel=1e-3)
   assert wrong['gradient_error'] == pytest.approx(0.5, rel=1e-3)
 
@@ -233,7 +239,7 @@ def test_ott_is_the_same_sinkhorn(implicit, num_iters, tolerance):
   logits, cotangent = (jax.random.normal(key, (2, 5, 5)) for key in keys)
 
   def both(normalizer):
-    function = cost_normalizer._value_and_gradient(normalizer)
+    function = forms.value_and_gradient(normalizer)
     return jax.jit(function)(logits, cotangent)
 
   theirs = both(
@@ -253,7 +259,7 @@ def test_growth_rows(monkeypatch):
   step = cost_normalizer._GROWTH['step'](options, 5, 4, 2, 5)
   assert list(step) == ['softmax', 'sinkhorn']
   monkeypatch.delitem(cost_normalizer._GROWTH, 'step')
-  rows = cost_normalizer.growth_rows(options, quiet)
+  rows = cost_normalizer.growth_rows(options)
   timed, fits = rows[:9], rows[9:]
   for row in timed:
     check_time(row)
@@ -289,16 +295,16 @@ def test_exponents():
 def test_compile_rows(monkeypatch):
   calls = []
 
-  def child(module, function, arguments, environment):
+  def child(function, environment, **arguments):
     calls.append(environment['JAX_COMPILATION_CACHE_DIR'])
-    assert (module, function) == ('analysis.cost.step', 'first_step')
-    return cost_step.first_step(**arguments)
+    assert function is cost_step.first_step
+    return function(**arguments)
 
   monkeypatch.setattr(cost_step.machine, 'child', child)
   monkeypatch.setattr(cost_step, 'FORMS', ('softmax',))
   preset = dataclasses.replace(TINY, depths=(2,))
   options = dataclasses.replace(OPTIONS, preset=preset)
-  rows = cost_step.compile_rows(options, quiet)
+  rows = cost_step.compile_rows(options)
   assert [(x['layers'], x['cache']) for x in rows] == [
     (2, 'empty'),
     (2, 'warm'),
@@ -314,13 +320,13 @@ def test_compile_rows(monkeypatch):
 
 @pytest.mark.slow
 def test_accelerator_rows():
-  rows = cost_normalizer.accelerator_rows(OPTIONS, quiet)
+  rows = cost_normalizer.accelerator_rows(OPTIONS)
   tables = [x['table'] for x in rows]
   for dtype in ('float32', 'bfloat16'):
     own = [x for x in rows if x['table'].startswith(dtype)]
     assert len({x['table'] for x in own}) == 3
-    assert [x['name'] for x in own] == 3 * list(cost_model.FORMS)
-  assert len(tables) == 6 * len(cost_model.FORMS)
+    assert [x['name'] for x in own] == 3 * list(forms.FORMS)
+  assert len(tables) == 6 * len(forms.FORMS)
   for row in rows:
     check_time(row)
     if row['name'] == 'sinkhorn' and 'matrices' in row['table']:
@@ -347,7 +353,7 @@ ROWS = [
 
 
 def test_tables():
-  one, two = cost_tables.text(ROWS).split('\n\n')
+  one, two = cost_tables.text(cost_tables.frame(ROWS)).split('\n\n')
   assert one.splitlines() == [
     'one  ms                   rounds  note',
     'a    1234 (1.00 to 2000)  5',
@@ -357,7 +363,7 @@ def test_tables():
 
 
 def test_csv(tmp_path):
-  cost_tables.write_csv(tmp_path / 'x.csv', ROWS)
+  cost_tables.write_csv(tmp_path / 'x.csv', cost_tables.frame(ROWS))
   with (tmp_path / 'x.csv').open() as file:
     rows = list(csv.DictReader(file))
   assert [x['name'] for x in rows] == ['a', 'b', 'c']
@@ -368,7 +374,7 @@ def test_csv(tmp_path):
 
 
 def test_figures(tmp_path):
-  timed = [ROWS[0], {**ROWS[0], 'name': 'second'}, ROWS[1]]
+  timed = cost_tables.frame([ROWS[0], {**ROWS[0], 'name': 'second'}, ROWS[1]])
   cost_figures.save(tmp_path, 'step', timed)
   growth = [
     {
@@ -384,7 +390,7 @@ def test_figures(tmp_path):
     for at in (0, 2, 4, 8)
   ]
   growth += cost_normalizer.exponent_rows(growth)
-  cost_figures.save(tmp_path, 'growth', growth)
+  cost_figures.save(tmp_path, 'growth', cost_tables.frame(growth))
   cost_figures.save(tmp_path, 'rate', timed)
   names = {x.name for x in tmp_path.iterdir()}
   assert names == {
@@ -440,11 +446,12 @@ def test_refusals(arguments, code, words):
 
 
 @pytest.mark.slow
-def test_loader_rows(tmp_path, monkeypatch):
+def test_loader_rows(tmp_path, monkeypatch, caplog):
   official.write_ag_news(tmp_path, train=100, test=20)
   monkeypatch.setenv('SINKFORMER_DATA_DIR', str(tmp_path))
-  said = []
-  rows = cost_loader.loader_rows(OPTIONS, said.append)
+  caplog.set_level('INFO', 'sinkformer_jax.cost')
+  rows = cost_loader.loader_rows(OPTIONS)
+  said = [x.getMessage() for x in caplog.records]
   # Cats and Dogs and IMDb are not there; of MNIST the sample is.
   assert [x.partition(' is')[0] for x in said if 'left out' in x] == [
     'cats_vs_dogs',
@@ -463,4 +470,4 @@ def test_loader_rows(tmp_path, monkeypatch):
     assert loader['first_load_s'] > 0 < loader['load_s']
     assert step['ratio_to'] == 'loader'
     assert step['ratio_min'] <= step['ratio'] <= step['ratio_max']
-  assert 'first load s' in cost_tables.text(rows)
+  assert 'first load s' in cost_tables.text(cost_tables.frame(rows))

@@ -34,10 +34,10 @@ def test_plain_loop():
 def test_rows(monkeypatch):
   # A process for each takes seconds.
   monkeypatch.setattr(
-    cost_rank.machine, 'child', lambda _, __, x: cost_rank.memory_mb(**x)
+    cost_rank.machine, 'child', lambda function, **x: function(**x)
   )
   options = cost_setup.options('tiny', ((4, 2),), 5, 2)
-  rows = cost_rank.rank_rows(options, lambda text: None)
+  rows = cost_rank.rank_rows(options)
   by_name = {x['name']: x for x in rows}
   assert len(by_name) == len(rows) == 6
   assert by_name[cost_rank.FROBENIUS]['ratio_to'] == cost_rank.LOOP
@@ -53,4 +53,4 @@ def test_rows(monkeypatch):
   shape = (preset.num_layers + 1, 2, cost_rank.NUM_PATHS)
   assert residuals.invalid.shape == shape
   with pytest.raises(KeyError):
-    cost_rank.memory_mb('another', SHAPE)
+    cost_rank.call_from_scratch('another', SHAPE)()

@@ -71,9 +71,9 @@ def test_same_sinkhorn(scale):
 
 def test_memory_of_autograd():
   # It keeps a matrix for each of 2 * 50 updates; 64 of 50 x 50 are 0.64 MB.
-  memory_mb = machine.child(
-    'analysis.cost.torch',
-    'sinkhorn_memory_mb',
-    {'matrices': 64, 'tokens': 50, 'num_iters': 50, 'gradient': True},
-  )
+  memory_mb = machine.grown(
+    cost_torch.random_sinkhorn,
+    small={'shape': (1, 50, 50), 'num_iters': 1, 'gradient': True},
+    full={'shape': (64, 50, 50), 'num_iters': 50, 'gradient': True},
+  )['memory_mb']
   assert 64 < memory_mb < 2 * 64
