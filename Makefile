@@ -48,11 +48,11 @@ quickstart: $(INSTALLED)
 	@echo 'Training the 24-layer encoder twice on the 5,000-image MNIST sample'
 	$(BIN)/python -m launch.train --config=configs/mnist_softmax.py:quick
 	$(BIN)/python -m launch.train --config=configs/mnist_sinkhorn.py:quick
-	[ -e $(QUICK_REPORT) ] || { rm -rf $(QUICK_REPORT).part && \
-	  $(BIN)/python -m analysis.report --output=$(QUICK_REPORT).part \
+	[ -e $(QUICK_REPORT)/.finished ] || { rm -rf $(QUICK_REPORT) && \
+	  $(BIN)/python -m analysis.report --output=$(QUICK_REPORT) \
 	  --workdir=runs/mnist_softmax_quick/seed0 \
 	  --workdir=runs/mnist_sinkhorn_quick/seed0 \
 	  --num_examples=8 --num_paths=50 --num_draws=20 && \
-	  mv $(QUICK_REPORT).part $(QUICK_REPORT); }
+	  touch $(QUICK_REPORT)/.finished; }
 	@echo 'Runs: runs/mnist_softmax_quick/seed0 and runs/mnist_sinkhorn_quick/seed0'
 	@echo 'Open $(QUICK_REPORT)/report.html'
