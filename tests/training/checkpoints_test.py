@@ -3,6 +3,7 @@
 Faults C02, C03 and C04 are held by the tests of the loop and the launchers too.
 """
 
+import gc
 import pathlib
 import shutil
 
@@ -91,6 +92,21 @@ def test_damage_is_seen_or_does_no_harm(workdir, tmp_path):
     else:
       assert_equal(state, 20)
   assert refused > len(cases) / 2
+
+
+@pytest.mark.parametrize('where', ['first', 'last'])
+def test_unknown_kind_leaves_no_coroutine_behind(workdir, recwarn, where):
+  path = workdir / 'checkpoints' / '20' / 'state' / '_METADATA'
+  text = path.read_text()
+  place = text.index('jax.Array')
+  if where == 'last':
+    assert place < text.rindex('jax.Array')
+    place = text.rindex('jax.Array')
+  path.write_text(text[:place] + 'jax.Brray' + text[place + 9 :])
+  with pytest.raises(errors.RunError, match=r'no known kind.*jax\.Brray'):
+    restore(workdir)
+  gc.collect()
+  assert not [x for x in recwarn if 'never awaited' in str(x.message)]
 
 
 def flip_data(checkpoint):
