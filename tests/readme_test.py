@@ -33,6 +33,7 @@ def test_there_are_examples():
     'Your own normalizer',
     'Your own data set',
     'Your own measure',
+    'Your own attention matrices',
     'What a model computes inside',
   }
   assert len(EXAMPLES) == README.count('```python')
