@@ -86,8 +86,8 @@ class LayerNorm(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """``[..., width] -> [..., width]``."""
-    scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
-    bias = self.param('bias', nn.initializers.zeros, x.shape[-1:])
+    scale = self.param('scale', nn.initializers.ones, x.shape[-1:], jnp.float32)
+    bias = self.param('bias', nn.initializers.zeros, x.shape[-1:], jnp.float32)
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     x = x - x.mean(-1, keepdims=True)
     x = x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + self.epsilon)

@@ -18,7 +18,7 @@ def check_pooling(pooling: str) -> None:
 def with_class_token(module, x, mask):
   """Puts a learned token, which is always valid, in front of the others."""
   width = x.shape[-1]
-  cls = module.param('cls', EMBEDDING_INIT, (1, 1, width))
+  cls = module.param('cls', EMBEDDING_INIT, (1, 1, width), jnp.float32)
   cls = jnp.broadcast_to(cls, (len(x), 1, width)).astype(x.dtype)
   x = jnp.concatenate([cls, x], axis=1)
   if mask is not None:

@@ -95,7 +95,7 @@ class TextClassifier(nn.Module):
     shape = (1, num_positions, self.width)
     if self.positions == 'learned':
       positions = self.param(
-        'position_embedding', pooling_lib.EMBEDDING_INIT, shape
+        'position_embedding', pooling_lib.EMBEDDING_INIT, shape, jnp.float32
       )
     else:
       positions = sinusoids(*shape[1:])[None]

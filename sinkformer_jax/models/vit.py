@@ -72,7 +72,7 @@ class VisionTransformer(nn.Module):
     if self.pooling == 'cls':
       x, mask = pooling_lib.with_class_token(self, x, mask)
     positions = self.param(
-      'positions', pooling_lib.EMBEDDING_INIT, (1, *x.shape[1:])
+      'positions', pooling_lib.EMBEDDING_INIT, (1, *x.shape[1:]), jnp.float32
     )
     x = x + positions.astype(x.dtype)
     x = nn.Dropout(self.dropout_rate, deterministic=deterministic)(x)

@@ -29,6 +29,7 @@ from sinkformer_jax import encoder
 from sinkformer_jax import errors
 from sinkformer_jax import models
 from sinkformer_jax import normalizers
+from sinkformer_jax import numerics
 from sinkformer_jax import paths
 from sinkformer_jax import training
 from sinkformer_jax.rank import residuals
@@ -196,6 +197,7 @@ def non_finite(capture: Capture) -> dict[str, list[int]]:
   return found
 
 
+@numerics.fixed()
 def untrained_run(
   config: ml_collections.ConfigDict,
   info: data.DatasetInfo,
@@ -384,7 +386,7 @@ def _computing():
   # A TPU has no float64 of its own.
   backend = 'cpu' if jax.default_backend() == 'tpu' else None
   with (
-    jax.enable_x64(True),
+    numerics.fixed(x64=True),
     jax.default_matmul_precision('highest'),
     jax.default_device(jax.local_devices(backend=backend)[0]),
   ):

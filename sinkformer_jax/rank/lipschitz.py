@@ -16,6 +16,7 @@ import numpy as np
 from sinkformer_jax import attention
 from sinkformer_jax import encoder
 from sinkformer_jax import normalizers
+from sinkformer_jax import numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def attention_lipschitz(
   if not np.isfinite(x[mask]).all():
     raise ValueError('The tokens hold NaN or infinities.')
   start = np.random.default_rng(seed).standard_normal(x.shape)
-  with jax.enable_x64(True):
+  with numerics.fixed(x64=True):
     params, norm_params = jax.tree.map(
       lambda p: np.asarray(p, np.float64), (dict(params), norm_params)
     )
@@ -96,7 +97,7 @@ def attention_lipschitz(
 
 def layer_norm(x: np.ndarray, norm_params: Mapping) -> np.ndarray:
   """The LayerNorm with these parameters of ``[..., width]``, in float64."""
-  with jax.enable_x64(True):
+  with numerics.fixed(x64=True):
     norm = encoder.LayerNorm(dtype=np.float64)
     return np.asarray(norm.apply({'params': norm_params}, x))
 

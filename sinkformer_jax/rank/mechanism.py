@@ -24,6 +24,7 @@ import numpy as np
 from scipy import optimize
 
 from sinkformer_jax import errors
+from sinkformer_jax import numerics
 from sinkformer_jax import sinkhorn
 from sinkformer_jax.rank import residuals
 
@@ -56,7 +57,7 @@ def _normalize_layer(logits, num_iters, valid):
   pairs = _pairs(valid)
   logits = np.where(pairs, logits, 0).astype(np.float64)
   finite = np.isfinite(logits).all((-2, -1), keepdims=True)
-  with jax.enable_x64(True):
+  with numerics.fixed(x64=True):
     weights = np.asarray(
       _sinkhorn(np.where(finite, logits, 0), num_iters, pairs)
     )

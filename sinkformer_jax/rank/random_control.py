@@ -13,6 +13,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from sinkformer_jax import numerics
 from sinkformer_jax import sinkhorn
 from sinkformer_jax.rank import paths
 from sinkformer_jax.rank import residuals
@@ -89,7 +90,7 @@ def random_attention(
 
 
 def _normalize(logits, normalizer, num_iters):
-  with jax.enable_x64(True):
+  with numerics.fixed(x64=True):
     if normalizer == 'softmax':
       return np.asarray(sinkhorn.softmax(logits))
     if normalizer == 'sinkhorn':

@@ -138,10 +138,12 @@ class Checkpoints:
       step: which checkpoint; None for the newest.
 
     Returns:
-      The tree, with arrays.
+      The tree, with arrays of the types asked for. Where others were saved,
+      the log says so.
 
     Raises:
-      errors.RunError: if the checkpoint is not there or is damaged.
+      errors.RunError: if the checkpoint is not there, is damaged, or is of
+        another model.
     """
     steps = self._some_steps()
     step = steps[-1] if step is None else step
@@ -152,7 +154,7 @@ class Checkpoints:
     try:
       return self._load(abstract_state, step)
     except Exception as error:
-      if hosts.is_of_devices(error):
+      if hosts.is_of_devices(error) or isinstance(error, _OtherModelError):
         raise
       others = [x for x in steps if x != step]
       raise errors.RunError(
@@ -175,7 +177,8 @@ class Checkpoints:
       The tree, with arrays.
 
     Raises:
-      errors.RunError: if none can be read; then all stay where they are.
+      errors.RunError: if none can be read, or the newest that is whole is of
+        another model; then all stay where they are.
     """
     steps, damaged = self._some_steps(), {}
     for step in reversed(steps):
@@ -183,7 +186,7 @@ class Checkpoints:
       try:
         state = self._load(abstract_state, step)
       except Exception as error:
-        if hosts.is_of_devices(error):
+        if hosts.is_of_devices(error) or isinstance(error, _OtherModelError):
           raise
         problem = _brief(error)
       # All processes go on from the same step.
@@ -215,14 +218,20 @@ class Checkpoints:
     about = self._checkpointer.metadata(step)
     if about.init_timestamp_nsecs is None:
       raise ValueError('_CHECKPOINT_METADATA is missing or damaged')
-    state = self._checkpointer.load(step, abstract_state)
+    where = self.directory / str(step)
+    # Read and checked as it was saved: a checksum is of one type and shape.
     # Runs of earlier versions have no checksums.
     expected = about.custom_metadata.get('sha256', {})
+    lost = expected.keys() - _named(about.metadata).keys()
+    if lost:
+      raise ValueError(f'its list of arrays has lost {min(lost)}')
+    saved = _as_saved(where, abstract_state, about.metadata)
+    state = self._checkpointer.load(step, saved)
     actual = _checksums(state) if expected else {}
     wrong = [x for x in actual if actual[x] != expected.get(x)]
     if wrong:
       raise ValueError(f'checksums differ, the first of {wrong[0]}')
-    return state
+    return _as_asked(where, abstract_state, state)
 
   def _set_aside(self, steps):
     if steps and jax.process_index() == 0:
@@ -243,6 +252,72 @@ class Checkpoints:
     if steps:
       multihost_utils.sync_global_devices('damaged checkpoints')
       self._checkpointer.reload()
+
+
+class _OtherModelError(errors.RunError):
+  """A checkpoint that does not fit what is asked for; it is not damaged."""
+
+
+def _named(tree):
+  """``{path: leaf}``; Orbax keeps tuples as lists, fields as keys of dicts."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+    for path, leaf in leaves
+  }
+
+
+def _as_saved(where, abstract_state, metadata):
+  """What is asked for, with the types and shapes of the checkpoint."""
+  there = _named(metadata)
+  missing = [x for x in _named(abstract_state) if x not in there]
+  if missing:
+    raise _OtherModelError(
+      f'checkpoint {where} has no {missing[0]}: it is of another model or'
+      ' optimizer than the config of the run. It is not damaged.'
+    )
+
+  def leaf(path, asked):
+    saved = there[jax.tree_util.keystr(path, simple=True, separator='/')]
+    if saved.dtype != asked.dtype:
+      # NumPy has every type, whatever JAX is set to.
+      return np.empty(saved.shape, saved.dtype)
+    return jax.ShapeDtypeStruct(
+      saved.shape, saved.dtype, sharding=asked.sharding
+    )
+
+  return jax.tree_util.tree_map_with_path(leaf, abstract_state)
+
+
+def _as_asked(where, abstract_state, state):
+  """Converts types; refuses shapes, which nothing can convert."""
+  asked, saved = _named(abstract_state), _named(state)
+  for name, x in asked.items():
+    if x.shape != saved[name].shape:
+      raise _OtherModelError(
+        f'checkpoint {where} has {name} of shape {saved[name].shape}, and'
+        f' {x.shape} is asked for: it is of another model than the config of'
+        ' the run. It is not damaged.'
+      )
+  others = [name for name, x in asked.items() if x.dtype != saved[name].dtype]
+  if others:
+    logger.warning(
+      '%s was saved with other types: %d arrays are converted, as %s from %s to'
+      ' %s. Results are not those of a run that had one type throughout.',
+      where,
+      len(others),
+      others[0],
+      saved[others[0]].dtype,
+      asked[others[0]].dtype,
+    )
+
+  def leaf(x, y):
+    if x.dtype == y.dtype:
+      return y
+    y = y.astype(x.dtype)
+    return jax.make_array_from_callback(y.shape, x.sharding, lambda i: y[i])
+
+  return jax.tree.map(leaf, abstract_state, state)
 
 
 class _Best:

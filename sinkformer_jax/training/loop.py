@@ -18,6 +18,7 @@ from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
+from sinkformer_jax import numerics
 from sinkformer_jax import paths
 from sinkformer_jax import tasks
 from sinkformer_jax.training import checkpoints
@@ -33,6 +34,7 @@ from sinkformer_jax.training import workdir as workdir_lib
 logger = logging.getLogger(__name__)
 
 
+@numerics.fixed()
 def train_and_evaluate(
   config: ml_collections.ConfigDict, workdir: str | os.PathLike
 ) -> dict[str, Any] | None:

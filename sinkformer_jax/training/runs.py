@@ -13,6 +13,7 @@ from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import models
 from sinkformer_jax import normalizers
+from sinkformer_jax import numerics
 from sinkformer_jax import paths
 from sinkformer_jax import tasks
 from sinkformer_jax.training import checkpoints
@@ -45,6 +46,7 @@ class Run:
   step: int
 
 
+@numerics.fixed()
 def load_run(
   workdir: str | os.PathLike,
   step: int | None = None,
@@ -72,7 +74,7 @@ def load_run(
   workdir_lib.use_own_tokenizer(config, workdir, info)
   try:
     model = models.create_model(config.model, info, normalizer)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), info.example())
+    shapes = jax.eval_shape(model.init, numerics.key(0), info.example())
   except (ValueError, AttributeError, TypeError) as error:
     raise errors.RunError(
       f'{workdir}: the model of its config.json cannot be made: {error} A run'
@@ -103,6 +105,7 @@ def check_dataset(run: Run, dataset: data.Dataset) -> None:
   workdir_lib.check_tokenizer(run.workdir, ours, theirs)
 
 
+@numerics.fixed()
 def evaluate_run(
   run: Run, dataset: data.Dataset, split: str, batch_size: int
 ) -> dict[str, Any]:

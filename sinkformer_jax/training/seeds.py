@@ -12,6 +12,7 @@ import ml_collections
 
 from sinkformer_jax import configuration
 from sinkformer_jax import errors
+from sinkformer_jax import numerics
 from sinkformer_jax import paths
 from sinkformer_jax.training import interruption
 from sinkformer_jax.training import loop
@@ -20,6 +21,7 @@ from sinkformer_jax.training import workdir as workdir_lib
 logger = logging.getLogger(__name__)
 
 
+@numerics.fixed()
 def train_seeds(
   config: ml_collections.ConfigDict, workdirs: Mapping[int, str | os.PathLike]
 ) -> dict[int, dict[str, Any] | None]:

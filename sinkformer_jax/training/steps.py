@@ -11,6 +11,7 @@ import optax
 
 from sinkformer_jax import attention
 from sinkformer_jax import data
+from sinkformer_jax import numerics
 from sinkformer_jax import tasks
 from sinkformer_jax.training import sharding
 
@@ -39,7 +40,7 @@ def create_state(
   seed: int | jax.Array,
 ) -> TrainState:
   """Fresh state. Parameters depend on the seed, not on the normalizer."""
-  params = model.init(jax.random.key(seed), info.example())['params']
+  params = model.init(numerics.key(seed), info.example())['params']
   return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
 
 
@@ -68,7 +69,7 @@ def make_train_step(
   model = sharding.on_each_device(model, mesh)
 
   def train_step(state, batch, seed):
-    rngs = {'dropout': jax.random.fold_in(jax.random.key(seed), state.step)}
+    rngs = {'dropout': jax.random.fold_in(numerics.key(seed), state.step)}
 
     inputs, mask = data.model_inputs(batch)
 

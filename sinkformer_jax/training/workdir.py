@@ -20,6 +20,7 @@ import ml_collections
 from sinkformer_jax import configuration
 from sinkformer_jax import data
 from sinkformer_jax import errors
+from sinkformer_jax import numerics
 from sinkformer_jax import paths
 from sinkformer_jax.training import hosts
 
@@ -262,7 +263,10 @@ def finished_result(workdir: pathlib.Path) -> dict[str, Any] | None:
 def record_start(
   workdir: pathlib.Path, info: data.DatasetInfo, step: int
 ) -> None:
-  """Adds this start to `provenance.json`."""
+  """Adds this start to `provenance.json`.
+
+  Warns of settings that are not those of the start before.
+  """
   path = workdir / 'provenance.json'
   dataset = {
     'name': info.name,
@@ -283,11 +287,29 @@ def record_start(
     'platform': jax.default_backend(),
     'devices': [x.device_kind for x in jax.devices()],
     'processes': jax.process_count(),
+    'settings': numerics.settings(),
   }
+  if starts:
+    _warn_of_settings(path, starts[-1], start['settings'])
   _, filled_in = read_config(workdir)
   if filled_in:
     start['filled_in'] = filled_in
   write_json(path, {'data': dataset, 'starts': [*starts, start]})
+
+
+def _warn_of_settings(path, last, settings):
+  # Starts of earlier versions have recorded none.
+  before = last.get('settings', settings)
+  for name in sorted(settings):
+    if before.get(name, settings[name]) != settings[name]:
+      logger.warning(
+        '%s was %r at the last start (%s) and is %r now: results may differ'
+        ' from those of a run that was never stopped.',
+        name,
+        before[name],
+        path,
+        settings[name],
+      )
 
 
 def read_info(workdir: pathlib.Path) -> data.DatasetInfo:

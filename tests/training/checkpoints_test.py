@@ -184,6 +184,55 @@ def test_checkpoints_without_checksums_can_be_read(workdir):
   assert_equal(restore(workdir), 20)
 
 
+def other(asked, name, shape, dtype):
+  """`abstract` with another kernel or step."""
+  sharding = jax.tree.leaves(asked)[0].sharding
+  leaf = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+  return {**asked, 'params': {name: leaf}}
+
+
+# C11
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, np.float64])
+def test_another_type_is_converted_and_said(tmp_path, caplog, dtype):
+  # Of a training under JAX_ENABLE_X64, or of half precision.
+  kernel = np.asarray(make_state(3)['params']['kernel'], dtype)
+  state = {'params': {'kernel': kernel}, 'step': jnp.asarray(3)}
+  with checkpoints.Checkpoints(tmp_path, writable=True) as saved:
+    saved.save(3, state)
+    for restored in (
+      saved.restore(abstract()),
+      saved.restore_newest_readable(abstract()),
+    ):
+      actual = restored['params']['kernel']
+      assert actual.dtype == jnp.float32
+      np.testing.assert_array_equal(actual, kernel.astype(np.float32))
+      assert actual.sharding == abstract()['step'].sharding
+  assert f'params/kernel from {np.dtype(dtype)} to float32' in caplog.text
+  assert 'damage' not in caplog.text
+  # What is damaged still is.
+  flip_data(tmp_path / 'checkpoints' / '3')
+  with pytest.raises(errors.RunError, match='checksums differ'):
+    restore(tmp_path)
+
+
+# C11
+@pytest.mark.parametrize(
+  ('name', 'shape', 'words'),
+  [
+    ('kernel', (30, 40), r'shape \(40, 30\), and \(30, 40\) is asked for'),
+    ('bias', (30,), 'has no params/bias'),
+  ],
+)
+def test_another_model_is_not_called_damage(workdir, name, shape, words):
+  before = contents(workdir)
+  asked = other(abstract(), name, shape, jnp.float32)
+  with checkpoints.Checkpoints(workdir, writable=True) as saved:
+    for fn in (saved.restore, saved.restore_newest_readable):
+      with pytest.raises(errors.RunError, match=f'{words}.* not damaged'):
+        fn(asked)
+  assert contents(workdir) == before
+
+
 def test_newest_and_best_are_kept(tmp_path):
   with checkpoints.Checkpoints(tmp_path, 1, (3,), writable=True) as saved:
     for step in range(9):
