@@ -161,4 +161,6 @@ def fit_exponent(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
   if len(x) < 3 or len(set(x)) < 2 or min(*x, *y) <= 0:
     raise ValueError(f'no exponent can be fitted to x={x}, y={y}.')
   fit = stats.linregress(np.log(x), np.log(y))
-  return float(fit.slope), float(fit.stderr)
+  # It has no error where y is constant: its correlation is undefined there.
+  error = fit.stderr if np.ptp(y) else 0.0
+  return float(fit.slope), float(error)

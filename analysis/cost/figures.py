@@ -18,7 +18,7 @@ def save(output: pathlib.Path, part: str, table: frames.Table) -> None:
   elif part in ('step', 'normalizer'):
     timed = table[table['ms'].notna()]
     draw = functools.partial(_draw_times, table=timed)
-    figures.save(output / part, draw, (7, 1 + 0.25 * len(timed)))
+    figures.save(output / part, draw, (9, 1 + 0.25 * len(timed)))
 
 
 def _draw_times(fig, table):

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
-from analysis.common import machine
 from analysis.cost import forms
 from sinkformer_jax import attention
 from sinkformer_jax import data
 from sinkformer_jax import encoder
 from sinkformer_jax import models
+from sinkformer_jax import tasks
 
 LEARNING_RATE = 1e-3
 NUM_CLASSES = 10
@@ -52,20 +52,11 @@ class Setting:
     """Number of patches of an image."""
     return self.tokens - (self.model.pooling == 'cls')
 
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-  """A compiled training step.
-
-  Attributes:
-    run: ``(params, batch) -> (params, loss)``; donates `params`.
-    memory: columns, gradient included; see `machine.planned`.
-    compile_s: seconds it took to trace and compile.
-  """
-
-  run: Callable[[Any, dict], tuple[Any, jax.Array]]
-  memory: dict[str, Any]
-  compile_s: float
+  @property
+  def image_shape(self) -> tuple[int, int, int]:
+    """One row of patches: any number of tokens is possible, primes too."""
+    side = self.model.patch_size
+    return (side, side * self.patches, 1)
 
 
 def create_model(setting: Setting) -> nn.Module:
@@ -74,7 +65,7 @@ def create_model(setting: Setting) -> nn.Module:
   info = data.DatasetInfo(
     name='random',
     num_classes=NUM_CLASSES,
-    input_shape=_image_shape(setting),
+    input_shape=setting.image_shape,
     splits={},
     provenance={},
   )
@@ -85,35 +76,24 @@ def create_model(setting: Setting) -> nn.Module:
 def create_params(setting: Setting) -> Any:
   """Fresh parameters; they do not depend on normalizer and batch."""
   setting = setting.with_model(normalizer='softmax')
+  images = jnp.zeros((1, *setting.image_shape))
   init = _jitted_init(dataclasses.replace(setting, batch=1))
-  return init(jax.random.key(0))
+  return init(jax.random.key(0), images)['params']
 
 
 @functools.cache
 def _jitted_init(setting):
-  model = create_model(setting)
-
-  @jax.jit
-  def init(key):
-    return model.init(key, jnp.zeros((1, *_image_shape(setting))))['params']
-
-  return init
+  return jax.jit(create_model(setting).init)
 
 
 def create_batch(setting: Setting) -> dict[str, jax.Array]:
   """Random standardized images and labels."""
   keys = jax.random.split(jax.random.key(1))
-  shape = (setting.batch, *_image_shape(setting))
+  shape = (setting.batch, *setting.image_shape)
   return {
     'image': jax.random.normal(keys[0], shape),
     'label': jax.random.randint(keys[1], (setting.batch,), 0, NUM_CLASSES),
   }
-
-
-def _image_shape(setting):
-  """One row of patches: any number of tokens is possible, primes too."""
-  side = setting.model.patch_size
-  return (side, side * setting.patches, 1)
 
 
 def loss_and_gradient(setting: Setting) -> Callable[[Any, dict], tuple]:
@@ -121,32 +101,31 @@ def loss_and_gradient(setting: Setting) -> Callable[[Any, dict], tuple]:
   model = create_model(setting)
 
   def loss_fn(params, batch):
-    logits = model.apply({'params': params}, batch['image'])
-    return optax.softmax_cross_entropy_with_integer_labels(
-      logits, batch['label']
-    ).mean()
+    outputs = model.apply({'params': params}, batch['image'])
+    return tasks.classification(outputs, batch)['loss'].mean()
 
   return jax.value_and_grad(loss_fn)
 
 
 @functools.cache
-def compile_step(setting: Setting) -> Step:
-  """Compiles the training step of a setting, once."""
+def compile_step(setting: Setting) -> tuple[jax.stages.Compiled, float]:
+  """The training step of a setting, compiled once.
+
+  Returns:
+    ``(params, batch) -> (params, loss)``, which donates `params`; and how many
+    seconds it took to trace and compile.
+  """
 
   def step(params, batch):
     loss, gradient = loss_and_gradient(setting)(params, batch)
-    params = jax.tree.map(
-      lambda x, dx: x - LEARNING_RATE * dx, params, gradient
-    )
-    return params, loss
+    return optax.tree.add_scale(params, -LEARNING_RATE, gradient), loss
 
   arguments = jax.eval_shape(
     lambda: (create_params(setting), create_batch(setting))
   )
   start = time.perf_counter()
-  compiled = jax.jit(step, donate_argnums=0).lower(*arguments).compile()
-  compile_s = time.perf_counter() - start
-  return Step(compiled, machine.planned(compiled), compile_s)
+  program = jax.jit(step, donate_argnums=0).lower(*arguments).compile()
+  return program, time.perf_counter() - start
 
 
 def training(setting: Setting, params: Any = None) -> Callable[[], jax.Array]:
@@ -159,7 +138,7 @@ def training(setting: Setting, params: Any = None) -> Callable[[], jax.Array]:
   Returns:
     A function that makes a step and returns the loss.
   """
-  step, batch = compile_step(setting), create_batch(setting)
+  (step, _), batch = compile_step(setting), create_batch(setting)
   # Its own copy: the step donates it.
   state = jax.tree.map(
     jnp.copy, create_params(setting) if params is None else params
@@ -167,7 +146,7 @@ def training(setting: Setting, params: Any = None) -> Callable[[], jax.Array]:
 
   def call():
     nonlocal state
-    state, loss = step.run(state, batch)
+    state, loss = step(state, batch)
     return loss
 
   return call

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from analysis.common import machine
 from analysis.common import runs
 from analysis.common import timing
 from analysis.cost import forms
@@ -75,8 +76,8 @@ def _tables(title, names, arrays, options):
 def _trained_logits(subject, entries):
   """Some matrices of all layers, ``[matrices, n, n]`` in random order.
 
-  There are as many as hold about `entries` numbers. Of texts the longest are
-  taken, without their padding.
+  There are 8, or as many as hold about `entries` numbers. Of texts the longest
+  are taken, without their padding.
   """
   capture = rank.capture(
     subject.run, _EXAMPLES, dtype='float32', dataset=subject.dataset()
@@ -84,7 +85,7 @@ def _trained_logits(subject, entries):
   lengths = runs.num_tokens(capture)
   n = lengths.max()
   logits = capture.logits[:, lengths == n, :, :n, :n].reshape(-1, n, n)
-  count = min(len(logits), max(1, entries // n**2))
+  count = min(len(logits), max(8, entries // n**2))
   chosen = np.random.default_rng(0).permutation(len(logits))[:count]
   return logits[chosen].astype(np.float32)
 
@@ -96,16 +97,17 @@ def growth_rows(options: cost_setup.Options) -> list[timing.Row]:
   Exponents are fitted by least squares of the logarithms, from 1 up.
   """
   rows = []
-  for what, sweep in itertools.product(_GROWTH, options.preset.sweeps):
-    title = f'{what} against {sweep.against}'
+  for what, (against, (values, base)) in itertools.product(
+    _GROWTH, options.preset.sweeps.items()
+  ):
+    title = f'{what} against {against}'
     logger.info('%s: compiling', title)
     alternatives = {}
-    for value in sweep.values:
-      sizes = {'iterations': options.num_iters, **sweep.base}
-      sizes[sweep.against] = value
+    for value in values:
+      sizes = {'iterations': options.num_iters, **base, against: value}
       for form, alternative in _GROWTH[what](options, **sizes).items():
         about = {**alternative.about, 'what': what, 'form': form, **sizes}
-        about |= {'against': sweep.against, 'at': value}
+        about |= {'against': against, 'at': value}
         name = f'{form}, {value}'
         alternatives[name] = timing.Alternative(alternative.call, about)
     rows += timing.compare(title, alternatives, options.repeats)
@@ -127,7 +129,8 @@ def _step_at(options, tokens, batch, heads, iterations):
   settings = {x: base.with_model(normalizer=x) for x in cost_step.FORMS}
   return {
     form: timing.Alternative(
-      cost_model.training(setting), cost_model.compile_step(setting).memory
+      cost_model.training(setting),
+      machine.planned(cost_model.compile_step(setting)[0]),
     )
     for form, setting in settings.items()
   }

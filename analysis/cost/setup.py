@@ -13,21 +13,6 @@ from configs import mnist_sinkhorn
 
 
 @dataclasses.dataclass(frozen=True)
-class Sweep:
-  """What is varied while all else stays.
-
-  Attributes:
-    against: 'iterations', 'tokens', 'heads' or 'batch'.
-    values: its values.
-    base: tokens, batch and heads otherwise.
-  """
-
-  against: str
-  values: tuple[int, ...]
-  base: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
 class Preset:
   """Sizes of everything.
 
@@ -38,7 +23,8 @@ class Preset:
     accelerator_shapes: the same on a GPU or TPU.
     product: side of the square matrix product.
     depths: numbers of layers to compile.
-    sweeps: of the part `growth`.
+    sweeps: of the part `growth`: what is varied ('iterations', 'tokens',
+      'heads' or 'batch'), its values, and tokens, batch and heads otherwise.
   """
 
   configs: str
@@ -46,7 +32,7 @@ class Preset:
   accelerator_shapes: tuple[tuple[int, int], ...]
   product: int
   depths: tuple[int, ...]
-  sweeps: tuple[Sweep, ...]
+  sweeps: Mapping[str, tuple[Sequence[int], Mapping[str, int]]]
 
   @property
   def model(self) -> ml_collections.FrozenConfigDict:
@@ -65,12 +51,12 @@ PRESETS = {
     accelerator_shapes=((50, 256), (128, 256)),
     product=4096,
     depths=(12, 24),
-    sweeps=(
-      Sweep('iterations', (0, 1, 2, 5, 10, 20, 50, 100), _BASE),
-      Sweep('tokens', (16, 32, 64, 128, 256, 512), {**_BASE, 'batch': 2}),
-      Sweep('heads', (1, 2, 4, 8, 16), _BASE),
-      Sweep('batch', (1, 4, 16, 64), _BASE),
-    ),
+    sweeps={
+      'iterations': ((0, 1, 2, 5, 10, 20, 50, 100), _BASE),
+      'tokens': ((16, 32, 64, 128, 256, 512), {**_BASE, 'batch': 2}),
+      'heads': ((1, 2, 4, 8, 16), _BASE),
+      'batch': ((1, 4, 16, 64), _BASE),
+    },
   ),
   'tiny': Preset(
     configs='tiny',
@@ -78,12 +64,12 @@ PRESETS = {
     accelerator_shapes=((5, 4),),
     product=64,
     depths=(1, 2),
-    sweeps=(
-      Sweep('iterations', (0, 1, 2, 4), _TINY_BASE),
-      Sweep('tokens', (3, 5, 9), _TINY_BASE),
-      Sweep('heads', (1, 2, 4), _TINY_BASE),
-      Sweep('batch', (1, 2, 4), _TINY_BASE),
-    ),
+    sweeps={
+      'iterations': ((0, 1, 2, 4), _TINY_BASE),
+      'tokens': ((3, 5, 9), _TINY_BASE),
+      'heads': ((1, 2, 4), _TINY_BASE),
+      'batch': ((1, 2, 4), _TINY_BASE),
+    },
   ),
 }
 

@@ -67,7 +67,7 @@ def fresh_steps(
 
 def _step(setting, params):
   about = {
-    **cost_model.compile_step(setting).memory,
+    **machine.planned(cost_model.compile_step(setting)[0]),
     **cost_model.about_attention(setting, params),
   }
   return Alternative(cost_model.training(setting, params), about, 'softmax')
@@ -219,5 +219,5 @@ def first_step(setting: Setting, platform: str) -> dict[str, float]:
   """Makes one training step; when it ended, and how long compiling took."""
   machine.select_platform(platform)
   jax.block_until_ready(cost_model.training(setting)())
-  compile_s = cost_model.compile_step(setting).compile_s
+  _, compile_s = cost_model.compile_step(setting)
   return {'end': time.time(), 'compile_s': compile_s}

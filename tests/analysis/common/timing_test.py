@@ -80,6 +80,10 @@ def test_fit_recovers_an_exponent():
   assert error == pytest.approx(0, abs=1e-7)
 
 
+def test_fit_of_what_does_not_grow():
+  assert timing.fit_exponent([1, 2, 5], [3, 3, 3]) == (0, 0)
+
+
 def test_fit_against_numpy():
   rng = np.random.default_rng(0)
   x = rng.uniform(1, 100, 8)

@@ -253,8 +253,8 @@ def test_ott_is_the_same_sinkhorn(implicit, num_iters, tolerance):
 @pytest.mark.slow
 def test_growth_rows(monkeypatch):
   base = {'tokens': 5, 'batch': 4, 'heads': 2}
-  sweep = cost_setup.Sweep('tokens', (4, 8, 16), base)
-  preset = dataclasses.replace(TINY, sweeps=(sweep,))
+  sweeps = {'tokens': ((4, 8, 16), base)}
+  preset = dataclasses.replace(TINY, sweeps=sweeps)
   options = dataclasses.replace(OPTIONS, preset=preset)
   step = cost_normalizer._GROWTH['step'](options, 5, 4, 2, 5)
   assert list(step) == ['softmax', 'sinkhorn']
