@@ -10,6 +10,7 @@ import platform
 import sys
 import time
 import traceback
+import warnings
 
 from absl import flags
 from absl import logging as absl_logging
@@ -170,10 +171,13 @@ def _show_log():
 
 
 def _silence_tasks():
-  """Drops the tracebacks of Orbax's tasks when a save or a restore has failed.
+  """Drops what Orbax's tasks leave when a save or a restore has failed.
 
   The failure itself is told in one line.
   """
+  warnings.filterwarnings(
+    'ignore', 'coroutine .* was never awaited', RuntimeWarning
+  )
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)
   absl_logging.get_absl_logger().addFilter(_without_traceback)
   show, show_unraisable = sys.excepthook, sys.unraisablehook

@@ -16,6 +16,27 @@ from sinkformer_jax import errors
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import sharding
 
+# Orbax reads all arrays at once. When one cannot be read it leaves the tasks of
+# the others behind, with a closed event loop, and Python warns of them. A
+# launcher silences them too (`cli._silence_tasks`).
+pytestmark = [
+  pytest.mark.filterwarnings(f'ignore:{message}:{kind}')
+  for message, kind in (
+    ('coroutine .* was never awaited', 'RuntimeWarning'),
+    (
+      '(?s)Exception ignored in.*(_read_array_index|Event loop is closed)',
+      'pytest.PytestUnraisableExceptionWarning',
+    ),
+  )
+]
+
+
+@pytest.fixture(autouse=True, scope='module')
+def collect_what_is_left():
+  """Here, and not in the middle of a test of another module."""
+  yield
+  gc.collect()
+
 
 def make_state(seed):
   rng = np.random.default_rng(seed)

@@ -1,9 +1,11 @@
 """Disks that are full, checkpoints that are damaged, runs that are older."""
 
+import contextlib
 import json
 import resource
 import shutil
 
+import jax
 import pytest
 
 from sinkformer_jax import configuration
@@ -11,7 +13,10 @@ from sinkformer_jax import errors
 from sinkformer_jax import training
 from sinkformer_jax.training import checkpoints
 from sinkformer_jax.training import evaluation
+from tests.training import checkpoints_test
 from tests.training import loop_test
+
+pytestmark = checkpoints_test.pytestmark
 
 
 @pytest.fixture
@@ -44,22 +49,32 @@ def assert_same_run(first, second):
   assert loop_test.logged(first) == loop_test.logged(second)
 
 
-def limited(limit):
+@contextlib.contextmanager
+def full_disk(limit):
   """Files cannot be larger than this, as if the disk were full."""
-  _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  # JAX would cut short what it keeps of compiled programs for all tests.
+  name = 'jax_persistent_cache_min_compile_time_secs'
+  least, (soft, hard) = (
+    getattr(jax.config, name),
+    resource.getrlimit(resource.RLIMIT_FSIZE),
+  )
+  jax.config.update(name, float('inf'))
   resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    jax.config.update(name, least)
 
 
 # C04: no room for a file, whichever it is.
 @pytest.mark.parametrize('limit', [0, 300, 2_000])
 def test_full_disk(config, workdir, limit):
-  soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-  limited(limit)
-  try:
-    with pytest.raises(errors.RunError, match='could not be written'):
-      training.train_and_evaluate(short(config), workdir)
-  finally:
-    limited(soft)
+  with (
+    full_disk(limit),
+    pytest.raises(errors.RunError, match='could not be written'),
+  ):
+    training.train_and_evaluate(short(config), workdir)
   with checkpoints.Checkpoints(workdir, writable=True) as saved:
     assert saved.steps == []
 
@@ -68,13 +83,11 @@ def test_full_disk(config, workdir, limit):
 @pytest.mark.slow
 @pytest.mark.parametrize('limit', [0, 2_000, 30_000])
 def test_full_disk_that_is_no_longer_full(config, workdir, undisturbed, limit):
-  soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-  limited(limit)
-  try:
-    with pytest.raises(errors.RunError, match='could not be written'):
-      training.train_and_evaluate(short(config), workdir)
-  finally:
-    limited(soft)
+  with (
+    full_disk(limit),
+    pytest.raises(errors.RunError, match='could not be written'),
+  ):
+    training.train_and_evaluate(short(config), workdir)
   assert not (workdir / 'result.json').exists()
   training.train_and_evaluate(config, workdir)
   assert_same_run(workdir, undisturbed[0])
