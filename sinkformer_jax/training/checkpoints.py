@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import hashlib
-import json
 import logging
 import pathlib
 from typing import Any
@@ -16,9 +15,6 @@ from sinkformer_jax import errors
 from sinkformer_jax.training import hosts
 
 logger = logging.getLogger(__name__)
-
-# Kinds of values that checkpoints are made of, as Orbax calls them.
-_KINDS = ('jax.Array', 'np.ndarray', 'scalar')
 
 
 class Checkpoints:
@@ -214,7 +210,6 @@ class Checkpoints:
     return self.steps
 
   def _load(self, abstract_state, step):
-    _check_kinds(self.directory / str(step))
     about = self._checkpointer.metadata(step)
     if about.init_timestamp_nsecs is None:
       raise ValueError('_CHECKPOINT_METADATA is missing or damaged')
@@ -329,20 +324,6 @@ class _Best:
   def should_preserve(self, checkpoints, *, context):
     del context
     return [x.step == self._checkpoints.best for x in checkpoints]
-
-
-def _check_kinds(checkpoint):
-  """Refuses a checkpoint that lists a kind of values which Orbax cannot read.
-
-  Orbax finds that out half-way and leaves coroutines behind, of which Python
-  warns.
-  """
-  for path in checkpoint.glob('*/_METADATA'):
-    listed = json.loads(path.read_text('utf-8'))['tree_metadata']
-    for name, about in listed.items():
-      value = about['value_metadata']
-      if not value['skip_deserialize'] and value['value_type'] not in _KINDS:
-        raise ValueError(f'{name} is of no known kind: {value["value_type"]!r}')
 
 
 def _checksums(state):

@@ -349,6 +349,27 @@ def test_imports_have_no_side_effects(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('silenced', [False, True])
+def test_coroutines_that_orbax_leaves_are_not_told(silenced):
+  script = (
+    'import sys\n'
+    'from sinkformer_jax import cli\n'
+    "if sys.argv[1] == 'True':\n"
+    '  cli._silence_tasks()\n'
+    'async def read():\n'
+    '  pass\n'
+    'read()\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', script, str(silenced)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert ('never awaited' in done.stderr) != silenced
+
+
 # C09
 def test_sigterm_then_the_same_command(undisturbed, tmp_path):
   workdir = tmp_path / 'run'

@@ -115,21 +115,6 @@ def test_damage_is_seen_or_does_no_harm(workdir, tmp_path):
   assert refused > len(cases) / 2
 
 
-@pytest.mark.parametrize('where', ['first', 'last'])
-def test_unknown_kind_leaves_no_coroutine_behind(workdir, recwarn, where):
-  path = workdir / 'checkpoints' / '20' / 'state' / '_METADATA'
-  text = path.read_text()
-  place = text.index('jax.Array')
-  if where == 'last':
-    assert place < text.rindex('jax.Array')
-    place = text.rindex('jax.Array')
-  path.write_text(text[:place] + 'jax.Brray' + text[place + 9 :])
-  with pytest.raises(errors.RunError, match=r'no known kind.*jax\.Brray'):
-    restore(workdir)
-  gc.collect()
-  assert not [x for x in recwarn if 'never awaited' in str(x.message)]
-
-
 def flip_data(checkpoint):
   """Flips a bit in the middle of the file that holds the arrays."""
   path = max(files(checkpoint), key=lambda x: x.stat().st_size)
