@@ -9,19 +9,14 @@ what rank it is, and the rank and the cosine similarity of tokens beside it.
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
 import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
 from analysis.common import naming
-from sinkformer_jax import cli
 
-FLAGS = flags.FlagValues()
-command.define_output(FLAGS)
-command.define_runs(FLAGS)
-
+FLAGS = command.create_flags()
 # Quantity, and where its first layer is: 0 is the embedding.
 QUANTITIES = {
   'row error': 1,
@@ -39,59 +34,54 @@ def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
 ) -> frames.Result:
   """Statistics of attention and tokens of each run."""
+  # Imported late: see `command`.
+  from analysis.common import runs
+
   result = frames.Result()
   for subject in subjects:
     progress.part(f'attention of {subject.name}')
-    _measure_run(subject, options, progress, result)
+    dtypes = set()
+
+    def measured(capture, dtypes=dtypes):
+      dtypes.add(capture.about['dtype'])
+      return _values(capture)
+
+    values, examples = runs.collect(
+      subject.captures(options, progress, result.notes), measured
+    )
+    about = subject.about()
+    keys = {k: about[k] for k in ('run', 'normalizer', 'seed', 'step')}
+    _add_raw(keys | {'dtype': min(dtypes)}, values, examples, result)
+    about |= {
+      'ablation': naming.ABLATIONS[True, True],
+      'dtype': 'float64',
+      'examples': len(examples),
+    }
+    result.summary += [
+      frames.by_depth(
+        about | {'quantity': quantity},
+        frames.value_statistics(x),
+        QUANTITIES[quantity],
+      )
+      for quantity, x in values.items()
+    ]
   return result
 
 
-def _measure_run(subject, options, progress, result):
-  about = subject.about()
-  values = {quantity: [] for quantity in QUANTITIES}
-  for capture in subject.captures(options, progress, result.notes):
-    found = _values(capture)
-    for quantity, x in found.items():
-      values[quantity].append(x)
-    keys = {k: about[k] for k in ('run', 'normalizer', 'seed', 'step')}
-    _add_raw(keys | {'dtype': capture.about['dtype']}, found, capture, result)
-  about |= {
-    'ablation': naming.ABLATIONS[True, True],
-    'dtype': 'float64',
-    'examples': options['num_examples'],
-  }
-  result.summary += [
-    frames.by_depth(
-      about | {'quantity': quantity},
-      frames.value_statistics(np.concatenate(parts, 1)),
-      QUANTITIES[quantity],
-    )
-    for quantity, parts in values.items()
-    if parts
-  ]
-
-
-def _add_raw(about, found, capture, result):
+def _add_raw(about, values, examples, result):
   """A row for each head, and for tokens one for each example."""
-  examples = np.array(capture.about['examples'])
   for table, first in (('attention_raw', 1), ('tokens_raw', 0)):
-    own = {
-      name.replace(' ', '_'): found[name]
-      for name, start in QUANTITIES.items()
-      if start == first and name in found
-    }
+    own = {k: x for k, x in values.items() if QUANTITIES[k] == first}
     if not own:
       continue
     shape = next(iter(own.values())).shape
-    layers = np.arange(first, first + shape[0])
-    axes = {'layer': layers[:, None], 'example': examples}
-    if first:
-      axes = {
-        'layer': layers[:, None, None],
-        'example': examples[:, None],
-        'head': np.arange(shape[2]),
-      }
-    result.add_raw(table, frames.raw(about, **axes, **own))
+    # Heads are the last axis, if there are any.
+    numbers = [np.arange(first, first + shape[0]), examples]
+    numbers += [np.arange(x) for x in shape[2:]]
+    names = ('layer', 'example', 'head')[: len(shape)]
+    axes = dict(zip(names, np.ix_(*numbers), strict=True))
+    columns = {k.replace(' ', '_'): x for k, x in own.items()}
+    result.add_raw(table, frames.raw(about, **axes, **columns))
 
 
 def _values(capture):
@@ -129,46 +119,33 @@ def _values(capture):
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
+  is_error = summary['quantity'].isin(_LOGARITHMIC)
+  found = [x for x in QUANTITIES if x in set(summary['quantity'])]
+
+  def touch(panels):
+    # Rounding, but for a fault: its ups and downs say nothing.
+    panels.flat[found.index('row error')].set_ylim(1e-17, 1)
+
   return [
-    curves.Plot(
+    curves.panels(
       'attention',
-      curves.caption(
-        summary,
-        'Attention and tokens of trained models against the layer. Row and'
-        ' column error: largest deviation of a sum from 1, in an attention'
-        ' matrix. Spread of column sums: their root mean square deviation from'
-        ' 1. Entropy of attention rows, divided by that of uniform'
-        ' attention. Effective rank: exp of the entropy of the normalized'
-        ' singular values (Roy and Vetterli 2007). Mean over examples and'
-        ' heads; shaded: standard deviation; errors without.',
-      ),
-      (8, 9.5),
-      lambda fig: _draw(fig, summary),
+      summary.assign(std=summary['std'].where(~is_error, 0.0)),
+      'Attention and tokens of trained models against the layer. Row and column'
+      ' error: largest deviation of a sum from 1, in an attention matrix.'
+      ' Spread of column sums: their root mean square deviation from 1. Entropy'
+      ' of attention rows, divided by that of uniform attention. Effective'
+      ' rank: exp of the entropy of the normalized singular values (Roy and'
+      ' Vetterli 2007). Mean over examples and heads; shaded: standard'
+      ' deviation; errors without.',
+      {x: {'quantity': x} for x in found},
+      size=(8, 9.5),
+      wrap=2,
+      ylabel='',
+      sharey=False,
+      logarithmic=_LOGARITHMIC,
+      touch=touch,
     )
   ]
-
-
-def _draw(fig, rows):
-  names = curves.groups(rows)
-
-  def panel(ax, part):
-    is_logarithmic = part['quantity'].isin(_LOGARITHMIC).any()
-    curves.draw_groups(ax, part, names, band=not is_logarithmic)
-    if is_logarithmic:
-      ax.set_yscale('log')
-    if (part['quantity'] == 'row error').any():
-      # Rounding, but for a fault: its ups and downs say nothing.
-      ax.set_ylim(1e-17, 1)
-
-  curves.small_multiples(
-    fig,
-    rows,
-    {x: {'quantity': x} for x in QUANTITIES if x in set(rows['quantity'])},
-    wrap=2,
-    panel=panel,
-    ylabel='',
-    sharey=False,
-  )
 
 
 def headlines(summary: frames.Table) -> list[str]:
@@ -193,4 +170,4 @@ def headlines(summary: frames.Table) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(lambda: command.main('attention', FLAGS), FLAGS)
+  command.run('attention', FLAGS)

@@ -12,25 +12,23 @@ from collections.abc import Sequence
 import itertools
 from typing import Any
 
-from absl import flags
 import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import figures
 from analysis.common import frames
 from analysis.common import naming
-from sinkformer_jax import cli
 
-FLAGS = flags.FlagValues()
-command.define_output(FLAGS)
-command.define_runs(FLAGS)
-
+FLAGS = command.create_flags()
 # What has to be known of what is analysed.
 NEEDS = ('hidden',)
 QUANTITIES = {
   'hidden': 'hidden states',
   'attention_output': 'results of the attention sublayer',
+}
+_SCALINGS = {
+  'relative': 'divided by the norm of what it is the residual of',
+  'initial': 'divided by that of the embedding (layer 0)',
 }
 
 
@@ -54,158 +52,136 @@ def _measure_state(subject, switches, options, progress, result):
   # Imported late: see `command`.
   from analysis.common import runs
   from sinkformer_jax import encoder
+
+  captures = subject.captures(
+    options, progress, result.notes, encoder.Ablation(*switches)
+  )
+  values, examples = runs.collect(
+    captures,
+    lambda x: residuals(x) | runs.marginal_errors(x.attention, x.mask),
+  )
+  errors = runs.largest_errors(values)
+  keys = ('run', 'normalizer', 'seed', 'step', 'ablation', 'quantity')
+  # A file of other software may lack one.
+  for quantity in [x for x in QUANTITIES if x in values]:
+    found = values[quantity]
+    about = subject.about() | {
+      'ablation': naming.ABLATIONS[switches],
+      'quantity': quantity,
+      'examples': len(examples),
+    }
+    raw = runs.raw_residuals(
+      {k: about[k] for k in keys},
+      found,
+      example=examples,
+      depth=np.arange(len(found.invalid))[:, None],
+    )
+    result.add_raw('layer_outputs_raw', raw)
+    result.summary.append(runs.residual_table(about | errors, found))
+
+
+def residuals(capture, **settings: Any) -> dict:
+  """Those of tokens at every layer, by quantity, ``[layers + 1, batch]``.
+
+  Args:
+    capture: of a run, or of other software.
+    **settings: of `rank.residual_norms`.
+  """
   from sinkformer_jax import rank
 
-  about = subject.about() | {'ablation': naming.ABLATIONS[switches]}
-  parts = {quantity: [] for quantity in QUANTITIES}
-  marginals = runs.Marginals()
-  for capture in subject.captures(
-    options, progress, result.notes, encoder.Ablation(*switches)
-  ):
-    marginals.see(capture.attention, capture.mask)
-    for quantity, x in tokens(capture).items():
-      residuals = rank.residual_norms(x, capture.mask)
-      parts[quantity].append(residuals)
-      examples = capture.about['examples']
-      raw = _raw(about | {'quantity': quantity}, examples, residuals)
-      result.add_raw('layer_outputs_raw', raw)
-  for quantity, chunks in parts.items():
-    if not chunks:
-      continue  # A file of other software may lack it.
-    rows = about | {
-      'quantity': quantity,
-      'examples': options['num_examples'],
-      **marginals.columns(),
-    }
-    result.summary.append(runs.residual_table(rows, rank.concatenate(chunks)))
-
-
-def tokens(capture) -> dict[str, np.ndarray]:
-  """What residuals are of, by quantity, ``[layers + 1, batch, n, width]``.
-
-  Layer 0 of both is the embedding.
-  """
-  found = {'hidden': capture.hidden}
+  tokens = {'hidden': capture.hidden}
   if capture.attention_output is not None:
+    # Layer 0 of both is the embedding.
     outputs = [capture.hidden[:1], capture.attention_output]
-    found['attention_output'] = np.concatenate(outputs)
-  return found
-
-
-def _raw(about, examples, residuals):
-  from analysis.common import runs
-
-  keys = ('run', 'normalizer', 'seed', 'step', 'ablation', 'quantity')
-  return runs.raw_residuals(
-    {k: about[k] for k in keys},
-    residuals,
-    example=np.array(examples),
-    depth=np.arange(len(residuals.invalid))[:, None],
-  )
+    tokens['attention_output'] = np.concatenate(outputs)
+  return {
+    quantity: rank.residual_norms(x, capture.mask, **settings)
+    for quantity, x in tokens.items()
+  }
 
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  scalings = {
-    'relative': 'divided by the norm of what it is the residual of',
-    'initial': 'divided by that of the embedding (layer 0)',
-  }
+  spectral = frames.select(summary, norm='spectral')
+  spectral = spectral.assign(
+    curve=spectral['group'] + ', ' + spectral['weights']
+  )
   result = []
-  for quantity, words in QUANTITIES.items():
-    for scaling, meaning in scalings.items():
-      rows = frames.select(
-        summary, quantity=quantity, norm='spectral', scaling=scaling
-      )
-      caption = curves.caption(
-        rows,
-        f'Spectral norm of the residual of {words}, {meaning}, against the'
-        ' layer, of trained models and of step 0 of the same runs, read with'
-        ' attention skip and FFN on and off.',
-        curves.LEGEND,
-      )
-      what = f'log10 of the residual of {words}, {scaling}'
-      result.append(
-        curves.Plot(
-          f'layer_outputs_{quantity}_{scaling}',
-          caption,
-          (8, 6),
-          lambda fig, rows=rows, what=what: _draw(fig, rows, what),
-        )
-      )
-  rows = frames.select(summary, norm='spectral', scaling='relative')
-  differences = frames.differences(rows)
-  if len(differences):
-    result.append(
-      curves.Plot(
-        'layer_outputs_differences',
-        curves.caption(
-          rows,
-          'Difference of the relative spectral residual of trained models,'
-          ' log10, against the layer.',
-          curves.DIFFERENCE,
-          curves.describe_pairs(differences),
-          'Open markers: values were left out in a run of the pair.',
-        ),
-        (8, 4),
-        lambda fig: _draw_differences(fig, rows, differences),
-      )
+  for (quantity, words), (scaling, meaning) in itertools.product(
+    QUANTITIES.items(), _SCALINGS.items()
+  ):
+    rows = frames.select(spectral, quantity=quantity, scaling=scaling)
+    if rows.empty:
+      continue
+    plot = curves.panels(
+      f'layer_outputs_{quantity}_{scaling}',
+      rows,
+      f'Spectral norm of the residual of {words}, {meaning}, against the'
+      ' layer, of trained models and of step 0 of the same runs, read with'
+      ' attention skip and FFN on and off.',
+      {x: {'ablation': x} for x in naming.ABLATIONS.values()},
+      size=(8, 6),
+      more=(curves.LEGEND,),
+      wrap=2,
+      by='curve',
+      # Trained models first, then step 0, each in the order of the groups.
+      names=[
+        f'{group}, {weights}'
+        for weights in ('trained', 'step 0')
+        for group in curves.groups(rows)
+      ],
+      ylabel=f'log10 of the residual,\n{scaling}',
+      sharey=False,
     )
+    result.append(plot)
+  rows = frames.select(spectral, scaling='relative', weights='trained')
+  pairs = frames.differences(rows)
+  if len(pairs):
+    result.append(_differences(rows, pairs))
   return result
 
 
-def _draw(fig, rows, what):
-  # Trained models first, then step 0, each in the order of the groups.
-  names = [
-    f'{group}, {weights}'
-    for weights in ('trained', 'step 0')
-    for group in curves.groups(rows)
-  ]
-  rows = rows.assign(curve=rows['group'] + ', ' + rows['weights'])
-  curves.small_multiples(
-    fig,
+def _differences(rows, pairs):
+  others = curves.groups(pairs)
+
+  def curve(table):
+    if len(others) == 1:
+      return table['ablation']
+    return table['group'] + ', ' + table['ablation']
+
+  names = list(curve(pairs).unique())
+
+  def panel(ax, part):
+    found = frames.differences(part)
+    found = found.assign(curve=curve(found))
+    curves.draw_group_differences(ax, found, names, 'curve')
+
+  return curves.panels(
+    'layer_outputs_differences',
     rows,
-    {x: {'ablation': x} for x in naming.ABLATIONS.values()},
-    wrap=2,
-    panel=lambda ax, part: curves.draw_groups(ax, part, names, by='curve'),
-    sharey=False,
+    'Difference of the relative spectral residual of trained models, log10,'
+    ' against the layer.',
+    {words: {'quantity': x} for x, words in QUANTITIES.items()},
+    more=(
+      curves.DIFFERENCE,
+      curves.describe_pairs(pairs),
+      'Open markers: values were left out in a run of the pair.',
+    ),
+    panel=panel,
+    ylabel='difference from softmax, log10',
   )
-  # Said once, for all panels.
-  for ax in fig.axes:
-    ax.set_ylabel('')
-  fig.supylabel(what, fontsize='medium')
-
-
-def _draw_differences(fig, rows, differences):
-  differences = frames.select(differences, weights='trained')
-  groups = [x for x in curves.groups(rows) if x in set(differences['group'])]
-  panels = fig.subplots(1, 2, sharey=True)
-  for ax, (quantity, words) in zip(panels, QUANTITIES.items(), strict=True):
-    choices = itertools.product(groups, naming.ABLATIONS.values())
-    for number, (group, ablation) in enumerate(choices):
-      found = frames.select(
-        differences, group=group, ablation=ablation, quantity=quantity
-      )
-      label = ablation if len(groups) == 1 else f'{group}, {ablation}'
-      curves.draw_difference(ax, found, figures.curve(number), label)
-    ax.set_title(words)
-    ax.set_xlabel('layer')
-  panels[0].set_ylabel('difference from softmax, log10')
-  panels[0].legend(fontsize=7)
-  curves.finish(fig, rows)
 
 
 def headlines(summary: frames.Table) -> list[str]:
   """Relative residuals at a few layers, as text."""
   rows = frames.select(summary, norm='spectral', scaling='relative')
-  lines = []
-  for quantity, words in QUANTITIES.items():
-    for ablation in naming.ABLATIONS.values():
-      own = frames.select(rows, quantity=quantity, ablation=ablation)
-      for weights, part in own.groupby('weights', sort=False):
-        title = f'{words}, {ablation}, {weights}, relative spectral residual'
-        lines += curves.headline(part, title)
-  return lines
+  rows = rows.assign(words=rows['quantity'].map(QUANTITIES))
+  return curves.headlines(
+    rows,
+    ('words', 'ablation', 'weights'),
+    '{}, {}, {}, relative spectral residual',
+  )
 
 
 if __name__ == '__main__':
-  cli.run(lambda: command.main('layer_outputs', FLAGS), FLAGS)
+  command.run('layer_outputs', FLAGS)

@@ -9,17 +9,11 @@ against the step.
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
-from sinkformer_jax import cli
 
-FLAGS = flags.FlagValues()
-command.define_output(FLAGS)
-command.define_runs(FLAGS, num_examples=None)
-
+FLAGS = command.create_flags(None)
 # What has to be known of what is analysed.
 NEEDS = ('model',)
 # Metric and title; a panel each.
@@ -31,7 +25,6 @@ METRICS = {
   'train/gradient_norm': 'gradient norm',
   'train/column_error': 'largest column error, training batches',
 }
-_LOGARITHMIC = ('loss', 'gradient', 'column')
 
 
 def measure(
@@ -50,52 +43,36 @@ def measure(
     lines = pd.DataFrame(metrics.read_metrics(subject.run.workdir))
     if lines.empty:
       result.notes.append(f'{subject.name} has no metrics.jsonl.')
+      continue
+    names = [x for x in METRICS if x in lines]
+    found = lines.melt('step', names, 'quantity', 'mean').dropna()
     about = subject.about() | {'setting': None, 'count': 1}
-    for name in METRICS:
-      if name in lines:
-        found = lines[['step', name]].dropna().rename(columns={name: 'mean'})
-        result.summary.append(
-          found.assign(
-            **{k: v for k, v in about.items() if k != 'step'}
-          ).assign(quantity=name)
-        )
+    del about['step']
+    result.summary.append(found.assign(**about))
   return result
 
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
+  names = curves.groups(summary)
   return [
-    curves.Plot(
+    curves.panels(
       'learning_curves',
-      curves.caption(
-        summary,
-        'Training, a curve for each run (as logged; nothing is smoothed).'
-        ' Runs of one normalizer have the same style.',
+      summary,
+      'Training, a curve for each run (as logged; nothing is smoothed). Runs of'
+      ' one normalizer have the same style.',
+      {title: {'quantity': x} for x, title in METRICS.items()},
+      size=(8, 7.5),
+      wrap=2,
+      panel=lambda ax, part: curves.draw_lines(
+        ax, part, names, 'step', 'run', linewidth=1
       ),
-      (8, 7.5),
-      lambda fig: _draw(fig, summary),
+      xlabel='step',
+      ylabel='',
+      sharey=False,
+      logarithmic=[y for x, y in METRICS.items() if 'accuracy' not in x],
     )
   ]
-
-
-def _draw(fig, rows):
-  names = curves.groups(rows)
-
-  def panel(ax, part):
-    curves.draw_lines(ax, part, names, 'step', 'run', linewidth=1)
-    if part['quantity'].str.contains('|'.join(_LOGARITHMIC)).any():
-      ax.set_yscale('log')
-
-  curves.small_multiples(
-    fig,
-    rows,
-    {title: {'quantity': x} for x, title in METRICS.items()},
-    wrap=2,
-    panel=panel,
-    xlabel='step',
-    ylabel='',
-    sharey=False,
-  )
 
 
 def headlines(summary: frames.Table) -> list[str]:
@@ -114,4 +91,4 @@ def headlines(summary: frames.Table) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(lambda: command.main('learning_curves', FLAGS), FLAGS)
+  command.run('learning_curves', FLAGS)

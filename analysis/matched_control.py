@@ -12,28 +12,19 @@ with those of unit spread.
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
 import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
-from sinkformer_jax import cli
+from analysis.common import naming
 
-FLAGS = flags.FlagValues()
-command.define_output(FLAGS)
-command.define_runs(FLAGS, num_examples=16)
-flags.DEFINE_integer(
-  'num_draws',
-  100,
-  'Random matrices for each factor.',
-  lower_bound=1,
-  flag_values=FLAGS,
-)
-
+FLAGS = command.create_flags(16)
+command.define_draws(FLAGS)
 # What has to be known of what is analysed.
 NEEDS = ('logits',)
 OWN, UNIT = 'own spread', 'unit spread'
+_PATHS = {f'random path, {x}': x for x in (OWN, UNIT)}
 
 
 def measure(
@@ -52,38 +43,31 @@ def _measure_run(subject, options, progress, result):
   from analysis.common import runs
   from sinkformer_jax import rank
 
-  totals, tokens = [], []
-  for capture in subject.captures(options, progress, result.notes):
-    totals.append(
-      rank.mechanism.logit_variance(capture.logits, capture.mask).total
-    )
-    tokens.append(runs.num_tokens(capture))
-  totals = np.concatenate(totals, 1)
-  about = subject.about() | {
-    'dtype': 'float64',
-    'examples': options['num_examples'],
-  }
-  result.summary.append(
-    frames.by_depth(
-      about | {'quantity': 'logit spread', 'ablation': 'skip on, FFN on'},
-      frames.value_statistics(np.sqrt(totals)),
-      first_depth=1,
-    )
+  values, examples = runs.collect(
+    subject.captures(options, progress, result.notes),
+    lambda x: {
+      'variance': rank.mechanism.logit_variance(x.logits, x.mask).total,
+      'tokens': runs.num_tokens(x)[None],
+    },
   )
-  spread = np.sqrt(np.nanmean(totals, (1, 2)))
-  num_tokens = round(float(np.mean(np.concatenate(tokens))))
+  variance = values['variance']
+  about = subject.about() | {'dtype': 'float64', 'examples': len(examples)}
+  own = {'quantity': 'logit spread', 'ablation': naming.ABLATIONS[True, True]}
+  statistics = frames.value_statistics(np.sqrt(variance))
+  result.summary.append(frames.by_depth(about | own, statistics, first_depth=1))
+  if subject.normalizer not in rank.random_control.NORMALIZERS:
+    result.notes.append(
+      f'{subject.name}: no random matrices under {subject.normalizer!r}.'
+    )
+    return
+  num_tokens = round(float(np.mean(values['tokens'])))
   # The spread about the mean of a row is that of n - 1 of n numbers.
-  scale = spread / np.sqrt(1 - 1 / num_tokens)
-  paths = rank.random_control.own_paths(
-    subject.num_layers, options['num_draws']
-  )
-  for words, scales in ((OWN, scale), (UNIT, 1.0)):
-    if subject.normalizer not in rank.random_control.NORMALIZERS:
-      result.notes.append(
-        f'{subject.name}: no random matrices under {subject.normalizer!r}.'
-      )
-      return
-    if not np.isfinite(scales).all():
+  spread = np.sqrt(np.nanmean(variance, (1, 2)))
+  scales = {OWN: spread / np.sqrt(1 - 1 / num_tokens), UNIT: 1.0}
+  num_draws = options['num_draws']
+  paths = rank.random_control.own_paths(subject.num_layers, num_draws)
+  for quantity, words in _PATHS.items():
+    if not np.isfinite(scales[words]).all():
       result.notes.append(
         f'{subject.name}: no random matrices of its own spread, which is not'
         ' finite.'
@@ -92,71 +76,66 @@ def _measure_run(subject, options, progress, result):
     attention = rank.random_control.random_attention(
       options['seed'],
       subject.normalizer,
-      scales,
+      scales[words],
       num_tokens,
       subject.num_layers,
-      options['num_draws'],
+      num_draws,
       subject.num_iters,
     )
+    own = {'quantity': quantity, 'ablation': 'no identities'}
     residuals = rank.path_residuals(attention, paths)
-    rows = about | {
-      'quantity': f'random path, {words}',
-      'ablation': 'no identities',
-      'draws': options['num_draws'],
-    }
-    result.summary.append(runs.residual_table(rows, residuals))
+    table = runs.residual_table(about | own | {'draws': num_draws}, residuals)
+    result.summary.append(table)
 
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
-  rows = frames.select(summary, norm='spectral', scaling='absolute')
+  import pandas as pd
+
+  rows = frames.select(
+    summary, quantity=list(_PATHS), norm='spectral', scaling='absolute'
+  )
   spread = frames.select(summary, quantity='logit spread')
+  groups = curves.groups(spread)
+  words = rows['quantity'].map(_PATHS)
+  table = [
+    spread.assign(curve=spread['group']),
+    rows.assign(curve=rows['group'] + ', ' + words, std=0.0),
+  ]
+  titles = {
+    'logit spread': {'quantity': 'logit spread'},
+    'log10 of the residual of random products': {'quantity': list(_PATHS)},
+  }
+  names = [groups, [f'{x}, {y}' for x in groups for y in (OWN, UNIT)]]
   return [
-    curves.Plot(
+    curves.panels(
       'matched_control',
-      curves.caption(
-        rows,
-        'Left: standard deviation of the logits about the mean of their row.'
-        ' Right: spectral norm of the residual of products of unrelated random'
-        ' matrices under the same normalizer, absolute, with logits of that'
-        ' spread in each layer, and of unit spread. Mean of log10 over draws.',
-      ),
-      (8, 4),
-      lambda fig: _draw(fig, spread, rows),
+      pd.concat(table),
+      'Left: standard deviation of the logits about the mean of their row.'
+      ' Right: spectral norm of the residual of products of unrelated random'
+      ' matrices under the same normalizer, absolute, with logits of that'
+      ' spread in each layer, and of unit spread. Mean of log10 over draws.',
+      titles,
+      by='curve',
+      names=dict(zip(titles, names, strict=True)),
+      xlabel='layer, or number of factors',
+      ylabel='',
+      sharey=False,
     )
   ]
 
 
-def _draw(fig, spread, rows):
-  left, right = fig.subplots(1, 2)
-  curves.draw_groups(left, spread)
-  of_spread = rows['quantity'].str.removeprefix('random path')
-  rows = rows.assign(curve=rows['group'] + of_spread)
-  names = [f'{x}, {y}' for x in curves.groups(spread) for y in (OWN, UNIT)]
-  curves.draw_groups(right, rows, names, by='curve', band=False)
-  left.set_xlabel('layer')
-  left.set_ylabel('logit spread')
-  right.set_xlabel('factors')
-  right.set_ylabel(curves.RESIDUAL)
-  left.legend()
-  right.legend(fontsize=7)
-  curves.finish(fig, rows)
-
-
 def headlines(summary: frames.Table) -> list[str]:
   """The random residual at a few depths, as text."""
-  lines = []
-  for words in (OWN, UNIT):
-    rows = frames.select(
-      summary,
-      quantity=f'random path, {words}',
-      norm='spectral',
-      scaling='absolute',
-    )
-    title = f'Random matrices, logits of {words}, spectral norm'
-    lines += curves.headline(rows, title)
-  return lines
+  rows = frames.select(
+    summary, quantity=list(_PATHS), norm='spectral', scaling='absolute'
+  )
+  return curves.headlines(
+    rows.assign(words=rows['quantity'].map(_PATHS)),
+    ('words',),
+    'Random matrices, logits of {}, spectral norm',
+  )
 
 
 if __name__ == '__main__':
-  cli.run(lambda: command.main('matched_control', FLAGS), FLAGS)
+  command.run('matched_control', FLAGS)

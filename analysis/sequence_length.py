@@ -8,22 +8,15 @@ alone. Images, whose examples all have the same number, make one group.
 """
 
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 
-from absl import flags
 import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
-from sinkformer_jax import cli
 
-FLAGS = flags.FlagValues()
-command.define_output(FLAGS)
-command.define_runs(FLAGS)
-command.define_paths(FLAGS)
-
+FLAGS = command.create_flags(paths=True)
 QUANTITY = 'path, first layers, by length'
 _GROUPS = 5
 _DEPTHS = (4, 12, 24)
@@ -33,47 +26,48 @@ def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
 ) -> frames.Result:
   """Path products of each run, by length."""
-  result = frames.Result()
-  for subject in subjects:
-    progress.part(f'path products by length of {subject.name}')
-    _measure_run(subject, options, progress, result)
-  return result
-
-
-def _measure_run(subject, options, progress, result):
   # Imported late: see `command`.
   from analysis.common import runs
   from sinkformer_jax import rank
 
-  paths = subject.paths(options)
-  parts, lengths = [], []
-  for capture in subject.captures(options, progress, result.notes):
-    residuals = rank.path_residuals(
-      capture.attention,
-      paths,
-      capture.mask,
-      norms=('spectral',),
-      row_sums=capture.about['row_sums'],
+  result = frames.Result()
+  for subject in subjects:
+    progress.part(f'path products by length of {subject.name}')
+    paths = subject.paths(options)
+
+    def measured(capture, paths=paths):
+      return {
+        'tokens': runs.num_tokens(capture)[None],
+        'residuals': rank.path_residuals(
+          capture.attention,
+          paths,
+          capture.mask,
+          norms=('spectral',),
+          row_sums=capture.about['row_sums'],
+        ),
+      }
+
+    values, examples = runs.collect(
+      subject.captures(options, progress, result.notes), measured
     )
-    parts.append(residuals)
-    lengths.append(runs.num_tokens(capture))
-  whole, lengths = rank.concatenate(parts), np.concatenate(lengths)
-  about = subject.about() | {
-    'quantity': QUANTITY,
-    'ablation': 'skip a choice' if options['skip'] else 'heads only',
-    'norm': 'spectral',
-    'scaling': 'absolute',
-    'dtype': 'float64',
-    'examples': options['num_examples'],
-    'paths': options['num_paths'],
-  }
-  result.summary += [
-    frames.by_depth(
-      about | {'tokens': float(lengths[members].mean())},
-      rank.summarize(_choose(whole, members)),
-    )
-    for members in groups(lengths)
-  ]
+    about = subject.about() | {
+      'quantity': QUANTITY,
+      'ablation': 'skip a choice' if options['skip'] else 'heads only',
+      'norm': 'spectral',
+      'scaling': 'absolute',
+      'dtype': 'float64',
+      'examples': len(examples),
+      'paths': options['num_paths'],
+    }
+    (lengths,) = values['tokens']
+    result.summary += [
+      frames.by_depth(
+        about | {'tokens': float(lengths[members].mean())},
+        rank.summarize(rank.of_examples(values['residuals'], members)),
+      )
+      for members in groups(lengths)
+    ]
+  return result
 
 
 def groups(lengths: np.ndarray) -> list[np.ndarray]:
@@ -90,17 +84,6 @@ def groups(lengths: np.ndarray) -> list[np.ndarray]:
   return [np.flatnonzero(number == x) for x in np.unique(number)]
 
 
-def _choose(residuals, members):
-  """Residuals of some examples, the second axis."""
-  return dataclasses.replace(
-    residuals,
-    log10={k: x[:, members] for k, x in residuals.log10.items()},
-    log10_whole={k: x[:, members] for k, x in residuals.log10_whole.items()},
-    below_resolution=residuals.below_resolution[:, members],
-    invalid=residuals.invalid[:, members],
-  )
-
-
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
   rows = frames.select(summary, quantity=QUANTITY)
@@ -108,34 +91,27 @@ def plots(summary: frames.Table) -> list[curves.Plot]:
     return []  # All are equally long.
   last = int(rows['depth'].max())
   depths = [*(x for x in _DEPTHS if x < last), last]
-  return [
-    curves.Plot(
-      'sequence_length',
-      curves.caption(
-        rows,
-        'Spectral norm of the residual of path products (first k layers),'
-        ' absolute, against the number of valid tokens: mean of log10 over'
-        ' groups of test examples of similar length, one line for each run.'
-        ' Groups with a value below resolution are left out.',
-      ),
-      (8, 3.5),
-      lambda fig: _draw(fig, rows, depths),
-    )
-  ]
-
-
-def _draw(fig, rows, depths):
   names = curves.groups(rows)
 
   def panel(ax, part):
-    # What is below resolution or invalid makes the mean that of a selection.
     whole = frames.select(part, below_resolution=0, invalid=0)
     curves.draw_lines(ax, whole, names, 'tokens', 'seed')
 
-  columns = {f'depth {x}': {'depth': x} for x in depths}
-  curves.small_multiples(
-    fig, rows, columns, panel=panel, xlabel='valid tokens', sharey=False
-  )
+  return [
+    curves.panels(
+      'sequence_length',
+      rows,
+      'Spectral norm of the residual of path products (first k layers),'
+      ' absolute, against the number of valid tokens: mean of log10 over groups'
+      ' of test examples of similar length, one line for each run. Groups with'
+      ' a value below resolution are left out.',
+      {f'depth {x}': {'depth': x} for x in depths},
+      size=(8, 3.5),
+      panel=panel,
+      xlabel='valid tokens',
+      sharey=False,
+    )
+  ]
 
 
 def headlines(summary: frames.Table) -> list[str]:
@@ -158,4 +134,4 @@ def headlines(summary: frames.Table) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(lambda: command.main('sequence_length', FLAGS), FLAGS)
+  command.run('sequence_length', FLAGS)

@@ -14,18 +14,12 @@ from collections.abc import Sequence
 import time
 from typing import Any
 
-from absl import flags
-
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
 from analysis.common import timing
-from sinkformer_jax import cli
 
-FLAGS = flags.FlagValues()
-command.define_output(FLAGS)
-command.define_runs(FLAGS, num_examples=None)
-
+FLAGS = command.create_flags(None)
 # What has to be known of what is analysed.
 NEEDS = ('model',)
 SECONDS, RATIO = 'seconds a step', 'a step over one of softmax'
@@ -154,4 +148,4 @@ def headlines(summary: frames.Table) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(lambda: command.main('step_time', FLAGS), FLAGS)
+  command.run('step_time', FLAGS)

@@ -13,20 +13,14 @@ encoders of runs, these with the FFN off and on.
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
 import numpy as np
 
 from analysis.common import command
 from analysis.common import curves
-from analysis.common import figures
 from analysis.common import frames
 from analysis.common import naming
-from sinkformer_jax import cli
 
-FLAGS = flags.FlagValues()
-command.define_output(FLAGS)
-command.define_runs(FLAGS, num_examples=4, required=False)
-
+FLAGS = command.create_flags(4, runs='optional')
 # What has to be known of what is analysed.
 NEEDS = ('model',)
 LOGIT_NORMS = tuple(10 ** (x / 4) for x in range(-8, 13))
@@ -34,6 +28,7 @@ _TOKENS, _WIDTH, _HEADS, _LAYERS = 64, 32, 4, 8
 _NUM_ITERS = 50
 # Examples of a run: more change nothing that can be seen.
 MAX_EXAMPLES = 16
+_MINUS, _RATIO = '-log10 of the residual', 'ratio of successive changes'
 _MEANS = {0.0: 'no mean token', 1.0: 'with a mean token'}
 LAW_ABLATIONS = {False: 'skip off, FFN off', True: 'skip off, FFN on'}
 # Column of the sweep, and what it is called.
@@ -89,14 +84,7 @@ def _sweep(seed, mean_size):
 
   from sinkformer_jax import rank
 
-  rng = np.random.default_rng(seed)
-  x = rng.standard_normal((_TOKENS, _WIDTH))
-  x -= x.mean(0)
-  x += mean_size * rng.standard_normal(_WIDTH)
-  w_qk, w_v = (
-    rng.standard_normal((_WIDTH, _WIDTH)) / np.sqrt(_WIDTH) for _ in range(2)
-  )
-  layer = rank.theory.Layer(x, w_qk, w_v, _WIDTH)
+  layer = rank.theory.random_layer(seed, _TOKENS, _WIDTH, mean_size)
   rows = [
     _about('one layer', words)
     | {
@@ -118,22 +106,11 @@ def _sweep(seed, mean_size):
 def _random_law(seed, num_iters):
   from sinkformer_jax import rank
 
-  rng = np.random.default_rng(seed)
-  shape = (_LAYERS, _WIDTH, _WIDTH)
-  attention = {
-    name: {
-      'kernel': rng.standard_normal(shape) / np.sqrt(_WIDTH),
-      'bias': np.zeros(shape[:2]),
-    }
-    for name in ('query', 'key', 'value', 'out')
-  }
-  embedding = rng.standard_normal((_TOKENS, _WIDTH))
+  params, embedding = rank.collapse.random_encoder(
+    seed, _LAYERS, _TOKENS, _WIDTH
+  )
   states = rank.collapse.propagate(
-    {'blocks': {'attention': attention}},
-    embedding / np.sqrt(_WIDTH),
-    _HEADS,
-    num_iters,
-    norm_position=None,
+    params, embedding, _HEADS, num_iters, norm_position=None
   )
   name = naming.iterations(num_iters)
   group = f'sinkhorn, {name}' if num_iters else 'softmax'
@@ -227,93 +204,85 @@ def _embeddings(capture):
 
 
 def _law_statistics(values):
-  """Also the exponent: the ratio of one change of log10 to that before."""
-  statistics = frames.value_statistics(values)
-  exponent = np.full(len(values), np.nan)
-  change = np.diff(values.mean(1))
-  exponent[2:] = change[1:] / change[:-1]
-  return statistics | {'exponent': exponent}
+  from sinkformer_jax import rank
+
+  exponent = rank.collapse.exponents(values.mean(1))
+  return frames.value_statistics(values) | {'exponent': exponent}
 
 
 def plots(summary: frames.Table) -> list[curves.Plot]:
   """Figures of a summary table."""
   sweep = frames.select(summary, quantity='one layer')
   law = frames.select(summary, quantity='law of depth', scaling='absolute')
+  runs = ''
+  if (law['weights'] != 'random').any():
+    runs = ' and of runs (with LayerNorm, FFN off and on)'
   return [
-    curves.Plot(
+    curves.panels(
       'theory_bounds',
-      curves.caption(
-        sweep,
-        'Spectral norm of the residual of one attention layer of random'
-        f' weights ({_TOKENS} tokens, width {_WIDTH}, one head) against the'
-        ' spectral norm of the logits, beside bounds. Tokens are scaled. The'
-        ' first-order bounds hold for small logits alone; that of Lapenna et'
-        ' al. is shown for lambda = 1, with beta as the product of the weight'
-        ' norms, which is our reading.',
-      ),
-      (8, 4.5),
-      lambda fig: _draw_bounds(fig, sweep),
+      sweep,
+      'Spectral norm of the residual of one attention layer of random weights'
+      f' ({_TOKENS} tokens, width {_WIDTH}, one head) against the spectral norm'
+      ' of the logits, beside bounds. Tokens are scaled. The first-order bounds'
+      ' hold for small logits alone; that of Lapenna et al. is shown for'
+      ' lambda = 1, with beta as the product of the weight norms, which is our'
+      ' reading.',
+      {x: {'ablation': x} for x in _MEANS.values()},
+      size=(8, 4.5),
+      panel=_draw_bounds,
+      xlabel='spectral norm of the logits',
+      ylabel='log10 of the residual, or of its bound',
     ),
-    curves.Plot(
+    curves.panels(
       'theory_law',
-      curves.caption(
-        law,
-        'Attention without skip connections, of random weights'
-        f' ({_HEADS} heads, no FFN, no LayerNorm){_of_runs(law)}.'
-        ' Left: minus log10 of the residual against the layer, where it is'
-        ' positive; right: ratio of its change in a layer to that in the layer'
-        ' before. The law of depth says 3 (dotted).',
-      ),
-      (8, 4.5),
-      lambda fig: _draw_law(fig, law),
+      _law_lines(law),
+      'Attention without skip connections, of random weights'
+      f' ({_HEADS} heads, no FFN, no LayerNorm)'
+      f'{runs}. Left: minus log10 of the'
+      ' residual against the layer, where it is positive; right: ratio of its'
+      ' change in a layer to that in the layer before. The law of depth says 3'
+      ' (dotted).',
+      {x: {'panel': x} for x in (_MINUS, _RATIO)},
+      size=(8, 4.5),
+      by='curve',
+      ylabel='',
+      sharey=False,
+      logarithmic=(_MINUS,),
+      bars=False,
+      band=False,
+      touch=_touch_law,
     ),
   ]
 
 
-def _of_runs(rows):
-  if (rows['weights'] == 'random').all():
-    return ''
-  return ' and of runs (with LayerNorm, FFN off and on)'
+def _draw_bounds(ax, rows):
+  names = list(SWEEP.values())
+  curves.draw_lines(ax, rows, names, 'logit_norm', 'run', markevery=4)
+  ax.set_xscale('log')
 
 
-def _draw_bounds(fig, rows):
-  def panel(ax, part):
-    names = list(SWEEP.values())
-    curves.draw_lines(ax, part, names, 'logit_norm', 'run', markevery=4)
-    ax.set_xscale('log')
+def _law_lines(law):
+  """What the two panels show, the column `mean`."""
+  import pandas as pd
 
-  curves.small_multiples(
-    fig,
-    rows,
-    {x: {'ablation': x} for x in _MEANS.values()},
-    panel=panel,
-    xlabel='spectral norm of the logits',
-    ylabel='log10 of the residual, or of its bound',
+  law = law.assign(
+    curve=law[['group', 'weights', 'ablation']].agg(', '.join, 1)
+  )
+  means = law.groupby(['curve', 'depth'])['mean'].transform('mean')
+  # Of one run: those of all lie on each other.
+  first = law['run'] == law.groupby('curve')['run'].transform('first')
+  ratios = law[first & np.isfinite(law['exponent'])]
+  return pd.concat(
+    [
+      law[means < 0].assign(mean=-law['mean'], panel=_MINUS),
+      ratios.assign(mean=ratios['exponent'], panel=_RATIO),
+    ]
   )
 
 
-def _draw_law(fig, rows):
-  left, right = fig.subplots(1, 2)
-  parts = rows.groupby(['weights', 'group', 'ablation'], sort=False)
-  for number, ((weights, group, ablation), own) in enumerate(parts):
-    style = figures.curve(number) | {'markersize': 3}
-    points = frames.over_seeds(own)
-    points = points[points['mean'] < 0]
-    label = f'{group}, {weights}, {ablation}'
-    left.plot(points['depth'], -points['mean'], **style, label=label)
-    exponents = own[np.isfinite(own['exponent'])]
-    # Of one run: those of all lie on each other.
-    exponents = exponents[exponents['run'] == own['run'].iloc[0]]
-    right.plot(exponents['depth'], exponents['exponent'], **style)
-  left.set_yscale('log')
-  left.set_ylabel('-log10 of the residual')
-  right.axhline(3, color='#888888', linestyle=':')
-  right.set_ylim(0, 6)
-  right.set_ylabel('ratio of successive changes')
-  for ax in (left, right):
-    ax.set_xlabel('layer')
-  curves.legend_above(fig, left)
-  curves.finish(fig, rows)
+def _touch_law(panels):
+  panels[0, 1].axhline(3, color='#888888', linestyle=':')
+  panels[0, 1].set_ylim(0, 6)
 
 
 def headlines(summary: frames.Table) -> list[str]:
@@ -342,4 +311,4 @@ def headlines(summary: frames.Table) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(lambda: command.main('theory', FLAGS), FLAGS)
+  command.run('theory', FLAGS)

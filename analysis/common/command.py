@@ -26,9 +26,36 @@ import tqdm
 from analysis.common import curves
 from analysis.common import figures
 from analysis.common import frames
+from sinkformer_jax import cli
 
 # Progress is told this often where it is no terminal, in seconds.
 _INTERVAL = 5
+
+
+def create_flags(
+  num_examples: int | None = 64,
+  *,
+  runs: str = 'required',
+  paths: bool = False,
+  control: bool = False,
+) -> flags.FlagValues:
+  """The flags of a command.
+
+  Args:
+    num_examples: the default; None for a command that chooses no number.
+    runs: whether runs are 'required', 'optional' or 'none'.
+    paths: whether paths are sampled.
+    control: whether random matrices are made.
+  """
+  flag_values = flags.FlagValues()
+  define_output(flag_values)
+  if runs != 'none':
+    define_runs(flag_values, num_examples, required=runs == 'required')
+  if paths:
+    define_paths(flag_values)
+  if control:
+    define_control(flag_values)
+  return flag_values
 
 
 def define_output(flag_values: flags.FlagValues) -> None:
@@ -131,6 +158,17 @@ def define_paths(flag_values: flags.FlagValues) -> None:
   )
 
 
+def define_draws(flag_values: flags.FlagValues) -> None:
+  """Defines the number of random matrices."""
+  flags.DEFINE_integer(
+    'num_draws',
+    100,
+    'Random matrices for each factor.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+
+
 def define_control(flag_values: flags.FlagValues) -> None:
   """Defines the flags of the control of random matrices."""
   flags.DEFINE_list(
@@ -139,8 +177,8 @@ def define_control(flag_values: flags.FlagValues) -> None:
     'Standard deviations of the Gaussian logits.',
     flag_values=flag_values,
   )
+  define_draws(flag_values)
   for name, default, least, words in (
-    ('num_draws', 100, 1, 'Random matrices for each factor.'),
     ('num_tokens', 50, 2, 'Rows and columns of a random matrix.'),
     ('num_layers', 24, 1, 'Largest number of random factors.'),
     ('num_iters', 50, 1, 'Sinkhorn iterations of random matrices.'),
@@ -214,12 +252,12 @@ class Finished:
   notes: list[str]
 
 
-def main(name: str, flag_values: flags.FlagValues) -> None:
-  """Runs one analysis as its flags say, writes and prints.
+def run(name: str, flag_values: flags.FlagValues) -> None:
+  """Runs one analysis as its flags say, writes and prints, and exits."""
+  cli.run(lambda: _main(name, flag_values), flag_values)
 
-  Raises:
-    errors.UserError: for runs or a directory that cannot be used.
-  """
+
+def _main(name, flag_values):
   options = flag_values.flag_values_dict()
   output = output_directory(options['output'])
   subjects = load_subjects(options)

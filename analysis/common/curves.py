@@ -1,6 +1,7 @@
 """Curves over depth: one look, and one caption, for all analyses."""
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -61,7 +62,8 @@ def source(table: frames.Table) -> str:
   def listed(name, form='{}'):
     return ', '.join(form.format(x) for x in values(name))
 
-  parts = [listed('data', 'data: {}'), listed('notice'), listed('dtype')]
+  data = listed('data')
+  parts = [f'data: {data}' if data else '', listed('notice'), listed('dtype')]
   seeds = len(values('seed'))
   parts.append(f'{seeds} seed{"s" * (seeds > 1)}' if seeds else '')
   for name in ('examples', 'paths', 'draws'):
@@ -82,13 +84,18 @@ def finish(fig: figure.Figure, table: frames.Table) -> None:
   fig.supxlabel(text, fontsize=7, color='#444444', x=0.01, ha='left')
 
 
-def legend_above(
-  fig: figure.Figure, ax: axes.Axes, ncols: int = 2, **settings: Any
-) -> None:
-  """One legend above all panels, of what is drawn in one of them."""
-  handles, labels = ax.get_legend_handles_labels()
+def legend_above(fig: figure.Figure, ncols: int = 2, **settings: Any) -> None:
+  """One legend above all panels, of what is drawn in any of them."""
+  found = {}
+  for ax in fig.axes:
+    for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+      found.setdefault(label, handle)
   fig.legend(
-    handles, labels, loc='outside upper center', ncols=ncols, **settings
+    found.values(),
+    found.keys(),
+    loc='outside upper center',
+    ncols=ncols,
+    **settings,
   )
 
 
@@ -198,6 +205,7 @@ def draw_groups(
   table: frames.Table,
   names: Sequence[Hashable] = (),
   by: str = 'group',
+  styles: Mapping[Hashable, dict] | None = None,
   **settings: Any,
 ) -> None:
   """One curve for each group.
@@ -208,12 +216,14 @@ def draw_groups(
     names: all groups of the figure, so that each has one style in all panels;
       those of the table if not given.
     by: the column whose values are the groups.
+    styles: of `figures.curve`, by name, where they are not in that order.
     **settings: of `draw`.
   """
   for number, name in enumerate(names or groups(table)):
     points = frames.select(table, **{by: name})
     if len(points):
-      draw(ax, points, figures.curve(number), str(name), **settings)
+      style = styles[name] if styles else figures.curve(number)
+      draw(ax, points, style, str(name), **settings)
 
 
 def draw_lines(
@@ -249,16 +259,27 @@ def draw_lines(
 
 
 def draw_group_differences(
-  ax: axes.Axes, differences: frames.Table, names: Sequence[Hashable]
+  ax: axes.Axes,
+  differences: frames.Table,
+  names: Sequence[Hashable],
+  by: str = 'group',
 ) -> None:
-  """One difference for each group, in the style of its curve."""
+  """One difference for each group, in the style of its curve.
+
+  Args:
+    ax: where to.
+    differences: of one quantity, see `frames.differences`.
+    names: all groups of the figure.
+    by: the column whose values are the groups.
+  """
   for number, name in enumerate(names):
-    points = frames.select(differences, group=name)
+    points = frames.select(differences, **{by: name})
     if len(points):
       draw_difference(ax, points, figures.curve(number), str(name))
 
 
 Selections = Mapping[str, Mapping[str, Any]]
+Panel = Callable[[axes.Axes, frames.Table], None]
 
 
 def small_multiples(
@@ -268,11 +289,15 @@ def small_multiples(
   rows: Selections | None = None,
   *,
   wrap: int = 0,
-  panel: Callable[[axes.Axes, frames.Table], None] | None = None,
+  by: str = 'group',
+  names: Sequence[Hashable] | Mapping[str, Sequence[Hashable]] = (),
+  panel: Panel | Mapping[str, Panel] | None = None,
   xlabel: str = 'layer',
   ylabel: str = RESIDUAL,
   sharey: str | bool = 'row',
+  logarithmic: Collection[str] = (),
   ncols: int = 2,
+  **settings: Any,
 ) -> np.ndarray:
   """Panels of one look, one for each selection of rows of a table.
 
@@ -282,42 +307,91 @@ def small_multiples(
     columns: title of each column of panels, and what it selects.
     rows: the same for the lines of panels; the title goes to the y axis.
     wrap: panels in a line, where there are columns alone; 0 for all.
-    panel: draws one panel from its rows; a curve for each group if not given.
+    by: the column of the table whose values are the curves.
+    names: the curves, in the order of their styles; those of the table if not
+      given. Where columns have curves of their own: names by title, and the
+      legends are below the columns.
+    panel: draws a panel from its rows, for all panels or by the title of the
+      line; a curve for each name if not given.
     xlabel: below the lowest panels.
-    ylabel: left of each line.
+    ylabel: left of each line that has no title.
     sharey: of `Figure.subplots`.
+    logarithmic: titles of the panels whose y axis is.
     ncols: columns of the legend above all panels.
+    **settings: of `draw_groups`.
 
   Returns:
     The panels, ``[rows, columns]``, for further touches.
   """
-  names = groups(table)
-  panel = panel or (lambda ax, part: draw_groups(ax, part, names))
+  if not names:
+    names = groups(table) if by == 'group' else list(table[by].unique())
+  own = isinstance(names, Mapping)
+  panel = panel or {}
   lines = rows or {'': {}}
   shape = (len(lines), len(columns))
   if wrap:
     shape = (-(-len(columns) // wrap), wrap)
   panels = fig.subplots(*shape, sharex=True, sharey=sharey, squeeze=False)
-  places = [
-    (above, line, title, chosen)
-    for above, line in lines.items()
-    for title, chosen in columns.items()
-  ]
-  for ax, (_, line, title, chosen) in zip(panels.flat, places, strict=False):
-    panel(ax, frames.select(table, **line, **chosen))
+  places = [(above, title) for above in lines for title in columns]
+  for ax, (above, title) in zip(panels.flat, places, strict=False):
+    part = frames.select(table, **lines[above], **columns[title])
+    draw_panel = panel.get(above) if isinstance(panel, Mapping) else panel
+    if draw_panel:
+      draw_panel(ax, part)
+    else:
+      draw_groups(ax, part, names[title] if own else names, by, **settings)
+    if title in logarithmic:
+      ax.set_yscale('log')
     if wrap or ax in panels[0]:
       ax.set_title(title, fontsize=9)
   for ax in panels.flat[len(places) :]:
     ax.axis('off')
   for ax in panels[-1]:
     ax.set_xlabel(xlabel)
-  for ax, above in zip(
-    panels[:, 0], list(lines) if rows else [''] * len(panels), strict=True
-  ):
-    ax.set_ylabel(f'{above}\n{ylabel}'.strip())
-  legend_above(fig, panels.flat[0], ncols)
+    if own:
+      # Below, so that no curve is hidden.
+      ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.16))
+  above = list(lines) if rows else [''] * len(panels)
+  for ax, text in zip(panels[:, 0], above, strict=True):
+    ax.set_ylabel(text or ylabel)
+  if not own:
+    legend_above(fig, ncols)
   finish(fig, table)
   return panels
+
+
+def panels(
+  name: str,
+  table: frames.Table,
+  what: str,
+  columns: Selections,
+  rows: Selections | None = None,
+  *,
+  size: tuple[float, float] = (8, 4),
+  more: Sequence[str] = (),
+  touch: Callable[[np.ndarray], None] | None = None,
+  **settings: Any,
+) -> Plot:
+  """The figure that `small_multiples` draws, with its caption.
+
+  Args:
+    name: of its files.
+    table: see `small_multiples`.
+    what: it shows, the first sentences of the caption.
+    columns: see `small_multiples`.
+    rows: the same.
+    size: width and height in inches.
+    more: last sentences of the caption.
+    touch: is given the panels when they are drawn.
+    **settings: of `small_multiples`.
+  """
+
+  def draw_panels(fig):
+    drawn = small_multiples(fig, table, columns, rows, **settings)
+    if touch:
+      touch(drawn)
+
+  return Plot(name, caption(table, what, *more), size, draw_panels)
 
 
 def describe_pairs(differences: frames.Table) -> str:
@@ -364,6 +438,25 @@ def headline(
   if '*' in text:
     found.append('(* values below resolution or invalid are left out.)')
   return found
+
+
+def headlines(
+  table: frames.Table, by: Sequence[str], title: str, **settings: Any
+) -> list[str]:
+  """`headline` of each part of a table.
+
+  Args:
+    table: a summary table.
+    by: columns that tell the parts from each other.
+    title: of a part; a form with a place for each of its values.
+    **settings: of `headline`.
+  """
+  parts = table.groupby(list(by), sort=False)
+  return [
+    line
+    for values, part in parts
+    for line in headline(part, title.format(*values), **settings)
+  ]
 
 
 def _mean_text(curves, group, depth):

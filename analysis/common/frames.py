@@ -43,6 +43,7 @@ SCHEMA = {
   'ablation': 'what of the model, or of a path, is switched off or added',
   'norm': 'spectral, frobenius or composite; empty for plain numbers',
   'scaling': 'absolute, relative (to the whole) or initial (to layer 0)',
+  'tokens': 'mean number of valid tokens, where examples are grouped by it',
   'depth': 'layer, or number of factors of a path product',
   # Values.
   'mean': 'mean; of residuals that of log10',
@@ -62,7 +63,15 @@ SCHEMA = {
   'dtype': 'of the computation',
 }
 # What the runs of a group, or of a pair, have in common at one point.
-POINT = ('weights', 'quantity', 'ablation', 'norm', 'scaling', 'depth')
+POINT = (
+  'weights',
+  'quantity',
+  'ablation',
+  'norm',
+  'scaling',
+  'tokens',
+  'depth',
+)
 _COMMON = (
   'data',
   'notice',

@@ -1,6 +1,10 @@
 """The runs of an analysis: opened, compared, grouped by all but their seed."""
 
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -336,21 +340,44 @@ def num_tokens(capture: rank.Capture) -> np.ndarray:
   return capture.mask.sum(1)
 
 
-class Marginals:
-  """The largest marginal errors of attention matrices seen so far."""
+def collect(
+  captures: Iterable[rank.Capture],
+  measure: Callable[[rank.Capture], Mapping[Hashable, Any]],
+) -> tuple[dict[Hashable, Any], np.ndarray]:
+  """What is measured of captures of a few examples each, put together.
 
-  def __init__(self):
-    self.row_error = self.column_error = -np.inf
+  Args:
+    captures: see `Subject.captures`.
+    measure: gives residuals, or arrays whose second axis is the examples.
 
-  def see(self, attention: np.ndarray, mask: np.ndarray | None) -> None:
-    """Takes matrices into account; NaN stays."""
-    row, column = rank.marginal_errors(attention, mask)
-    self.row_error = float(np.maximum(self.row_error, np.max(row)))
-    self.column_error = float(np.maximum(self.column_error, np.max(column)))
+  Returns:
+    The same for all examples, and their numbers.
+  """
+  parts, examples = [], []
+  for capture in captures:
+    parts.append(measure(capture))
+    examples += capture.about['examples']
+  whole = {key: _joined([x[key] for x in parts]) for key in parts[0]}
+  return whole, np.array(examples)
 
-  def columns(self) -> dict[str, float]:
-    """Both, as columns of a summary table."""
-    return {'row_error': self.row_error, 'column_error': self.column_error}
+
+def _joined(parts):
+  if isinstance(parts[0], rank.Residuals):
+    return rank.concatenate(parts)
+  return np.concatenate(parts, 1)
+
+
+def marginal_errors(
+  attention: np.ndarray, mask: np.ndarray | None
+) -> dict[str, np.ndarray]:
+  """``row_error`` and ``column_error``, ``[layers, batch, heads]``."""
+  errors_of = rank.marginal_errors(attention, mask)
+  return dict(zip(('row_error', 'column_error'), errors_of, strict=True))
+
+
+def largest_errors(values: Mapping[Hashable, np.ndarray]) -> dict[str, float]:
+  """The largest of `marginal_errors`, as columns; NaN stays."""
+  return {k: float(np.max(values[k])) for k in ('row_error', 'column_error')}
 
 
 def residual_table(

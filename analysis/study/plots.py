@@ -173,7 +173,7 @@ def _draw_comparisons(fig, points, rows):
     ax.set_title(name)
     ax.set_xlabel('path depth k')
   panels[0].set_ylabel(curves.RESIDUAL)
-  curves.legend_above(fig, panels[0], ncols=3, fontsize=8)
+  curves.legend_above(fig, ncols=3, fontsize=8)
   curves.finish(fig, rows)
 
 

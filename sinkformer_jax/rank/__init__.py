@@ -27,7 +27,7 @@ from sinkformer_jax.rank.residuals import MAX_ROW_ERROR
 from sinkformer_jax.rank.residuals import mean_cosine_similarity
 from sinkformer_jax.rank.residuals import norm
 from sinkformer_jax.rank.residuals import NORMS
-from sinkformer_jax.rank.residuals import of_one_example
+from sinkformer_jax.rank.residuals import of_examples
 from sinkformer_jax.rank.residuals import residual
 from sinkformer_jax.rank.residuals import residual_norms
 from sinkformer_jax.rank.residuals import Residuals
@@ -58,7 +58,7 @@ __all__ = [
   'mean_cosine_similarity',
   'mechanism',
   'norm',
-  'of_one_example',
+  'of_examples',
   'path_residuals',
   'random_control',
   'residual',

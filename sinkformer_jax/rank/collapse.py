@@ -155,6 +155,48 @@ def propagate(
   return states
 
 
+def random_encoder(
+  seed: int, num_layers: int, num_tokens: int, width: int
+) -> tuple[dict, np.ndarray]:
+  """An encoder of Gaussian weights without biases, and tokens for it.
+
+  Args:
+    seed: a non-negative int.
+    num_layers: its layers.
+    num_tokens: tokens of the embedding.
+    width: of tokens.
+
+  Returns:
+    ``(params, embedding)`` as `propagate` takes them with `norm_position` None.
+    Weights and tokens have variance ``1 / width``.
+  """
+  rng = np.random.default_rng(seed)
+  shape = (num_layers, width, width)
+  attention = {
+    name: {
+      'kernel': rng.standard_normal(shape) / np.sqrt(width),
+      'bias': np.zeros(shape[:2]),
+    }
+    for name in ('query', 'key', 'value', 'out')
+  }
+  embedding = rng.standard_normal((num_tokens, width)) / np.sqrt(width)
+  return {'blocks': {'attention': attention}}, embedding
+
+
+def exponents(log10: np.ndarray) -> np.ndarray:
+  """Exponent of the residual's decay: each change of log10 over that before.
+
+  Args:
+    log10: of the residual after each layer, ``[layers + 1, ...]``.
+
+  Returns:
+    ``[layers + 1, ...]``; NaN for the first two. The law of depth says 3.
+  """
+  change = np.diff(log10, axis=0)
+  first = np.full((2, *log10.shape[1:]), np.nan)
+  return np.concatenate([first, change[1:] / change[:-1]])[: len(log10)]
+
+
 def _sum(x: Deflated, y: Deflated) -> Deflated:
   factor = np.exp(y.log_scale - x.log_scale)[..., None, None]
   return _deflate(

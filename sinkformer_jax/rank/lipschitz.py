@@ -5,6 +5,7 @@ both as one long vector: ``max_v ||J v|| / ||v||`` over changes v of all tokens
 of one example. Found by power iteration on ``J^T J``.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
 import functools
@@ -17,6 +18,7 @@ from sinkformer_jax import attention
 from sinkformer_jax import encoder
 from sinkformer_jax import normalizers
 from sinkformer_jax import numerics
+from sinkformer_jax import sinkhorn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,75 @@ def attention_lipschitz(
     )
     value, residual = np.asarray(value), np.asarray(residual)
   return JacobianNorm(value, residual, residual <= tolerance, int(steps))
+
+
+def encoder_lipschitz(
+  params: Mapping,
+  hidden: np.ndarray,
+  num_heads: int,
+  normalizer: normalizers.Normalizer,
+  mask: np.ndarray | None = None,
+  *,
+  norm_position: str = 'pre',
+  with_norm: bool = False,
+  num_finite: int | None = None,
+  tolerance: float = 1e-4,
+  progress: Callable[[], None] = lambda: None,
+) -> JacobianNorm:
+  """`attention_lipschitz` of each layer of an encoder, at its own inputs.
+
+  Args:
+    params: of `encoder.Encoder`.
+    hidden: its hidden states, ``[layers + 1, batch, n, width]``.
+    num_heads: number of heads.
+    normalizer: as in `attention_lipschitz`; see `differentiable`.
+    mask: ``[batch, n]``, True for valid tokens.
+    norm_position: 'pre' or 'post'.
+    with_norm: whether a LayerNorm in front belongs to the layer.
+    num_finite: number of the first layers that can be used; all if not given.
+      The others have not converged, and are NaN.
+    tolerance: as in `attention_lipschitz`.
+    progress: called after each layer.
+
+  Returns:
+    As `attention_lipschitz`, but ``[layers, batch]``.
+  """
+  blocks = jax.device_get(params['blocks'])
+  num_layers, batch = len(hidden) - 1, hidden.shape[1]
+  value, residual = np.full((2, num_layers, batch), np.nan)
+  converged, steps = np.zeros((num_layers, batch), bool), 0
+  for layer in range(num_layers if num_finite is None else num_finite):
+    block = jax.tree.map(lambda x, layer=layer: x[layer], blocks)
+    tokens, norm_params = hidden[layer], None
+    if with_norm:
+      norm_params = block['attention_norm']
+    elif norm_position == 'pre':
+      tokens = layer_norm(tokens, block['attention_norm'])
+    found = attention_lipschitz(
+      block['attention'],
+      tokens,
+      num_heads,
+      normalizer,
+      mask,
+      norm_params,
+      tolerance,
+    )
+    value[layer], residual[layer] = found.value, found.eigen_residual
+    converged[layer] = found.converged
+    steps = max(steps, found.num_steps)
+    progress()
+  return JacobianNorm(value, residual, converged, steps)
+
+
+@functools.cache
+def differentiable(name: str, num_iters: int) -> normalizers.Normalizer:
+  """A normalizer with derivatives in forward mode, one object for each."""
+  if name != 'sinkhorn':
+    return normalizers.create(name, num_iters)
+  # The fast form has none.
+  return lambda logits, mask: sinkhorn.sinkhorn_reference(
+    logits, num_iters, mask
+  )
 
 
 def layer_norm(x: np.ndarray, norm_params: Mapping) -> np.ndarray:

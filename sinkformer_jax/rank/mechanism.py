@@ -16,16 +16,16 @@ The stacks go to `paths.path_residuals`. All runs in float64.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
-import functools
 
 import jax
 import numpy as np
 from scipy import optimize
 
 from sinkformer_jax import errors
+from sinkformer_jax import normalizers
 from sinkformer_jax import numerics
-from sinkformer_jax import sinkhorn
 from sinkformer_jax.rank import residuals
 
 # Logits are multiplied by at least and at most this to match an entropy.
@@ -33,7 +33,10 @@ _LARGEST_FACTOR = 2.0**20
 
 
 def normalize(
-  logits: np.ndarray, num_iters: int, mask: np.ndarray | None = None
+  logits: np.ndarray,
+  num_iters: int,
+  mask: np.ndarray | None = None,
+  closed: bool = True,
 ) -> np.ndarray:
   """Attention weights of captured logits under a chosen normalizer, in float64.
 
@@ -41,6 +44,8 @@ def normalize(
     logits: ``[layers, batch, heads, n, n]``.
     num_iters: of Sinkhorn; 0 is softmax.
     mask: booleans ``[batch, n]``, True for valid tokens.
+    closed: whether a last row update closes the rows. Without it the matrices
+      are column-closed.
 
   Returns:
     ``[layers, batch, heads, n, n]``, NaN in matrices with a logit that is not
@@ -49,24 +54,23 @@ def normalize(
   logits, valid = _check(logits, mask)
   weights = np.empty(logits.shape)
   for layer, x in enumerate(logits):
-    weights[layer] = _normalize_layer(x, num_iters, valid)
+    weights[layer] = _normalize_layer(x, num_iters, valid, closed)
   return weights
 
 
-def _normalize_layer(logits, num_iters, valid):
+def _normalize_layer(logits, num_iters, valid, closed=True):
   pairs = _pairs(valid)
   logits = np.where(pairs, logits, 0).astype(np.float64)
   finite = np.isfinite(logits).all((-2, -1), keepdims=True)
   with numerics.fixed(x64=True):
+    half_updates = 2 * num_iters + closed
     weights = np.asarray(
-      _sinkhorn(np.where(finite, logits, 0), num_iters, pairs)
+      _half_updates(np.where(finite, logits, 0), half_updates, pairs)
     )
   return np.where(finite, weights, np.nan)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _sinkhorn(logits, num_iters, pairs):
-  return sinkhorn.sinkhorn(logits, num_iters, pairs)
+_half_updates = jax.jit(normalizers.sinkhorn_half_updates, static_argnums=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +227,91 @@ def match_entropy(
     attention[layer] = _normalize_layer(np.exp(root) * x, num_iters, valid)
     progress(layer + 1, len(logits))
   return temperature, attention
+
+
+def experiments(
+  softmax_logits: np.ndarray,
+  sinkhorn_logits: np.ndarray,
+  num_iters: int,
+  mask: np.ndarray | None = None,
+  failed: Callable[[str, errors.DataError], None] | None = None,
+) -> Iterator[tuple[str, np.ndarray]]:
+  """All attention stacks of two models, one at a time.
+
+  Args:
+    softmax_logits: of the softmax-trained model,
+      ``[layers, batch, heads, n, n]``.
+    sinkhorn_logits: of the Sinkhorn-trained model, the same.
+    num_iters: of Sinkhorn.
+    mask: booleans ``[batch, n]``, True for valid tokens.
+    failed: is told which experiment cannot be done, and why.
+
+  Yields:
+    Name and weights. Names are such as ``softmax logits, sinkhorn`` (the
+    normalizer), ``softmax logits, softmax, bias removed`` (the column bias) and
+    ``softmax logits, softmax, sinkhorn's entropy`` (at matched entropy, that of
+    the other model as trained, in each layer).
+
+  Raises:
+    errors.DataError: see `match_entropy`, unless `failed` is given.
+  """
+  logits = {'softmax': softmax_logits, 'sinkhorn': sinkhorn_logits}
+  iterations = {'softmax': 0, 'sinkhorn': num_iters}
+  entropies = {}
+  for source, x in logits.items():
+    for normalizer, count in iterations.items():
+      attention = normalize(x, count, mask)
+      if source == normalizer:
+        entropies[source] = mean_entropy(attention, mask)
+      yield f'{source} logits, {normalizer}', attention
+    attention = normalize(remove_column_bias(x, mask), 0, mask)
+    yield f'{source} logits, softmax, bias removed', attention
+  for source, normalizer, entropy, removed in (
+    ('softmax', 'softmax', 'sinkhorn', ''),
+    ('sinkhorn', 'sinkhorn', 'softmax', ''),
+    ('softmax', 'sinkhorn', 'softmax', ''),
+    ('sinkhorn', 'softmax', 'sinkhorn', ''),
+    ('softmax', 'softmax', 'softmax', ', bias removed'),
+    ('sinkhorn', 'softmax', 'sinkhorn', ', bias removed'),
+  ):
+    x = logits[source]
+    if removed:
+      x = remove_column_bias(x, mask)
+    name = f"{source} logits, {normalizer}{removed}, {entropy}'s entropy"
+    try:
+      _, attention = match_entropy(
+        x, entropies[entropy], iterations[normalizer], mask
+      )
+    except errors.DataError as error:
+      if failed is None:
+        raise
+      failed(name, error)
+      continue
+    yield name, attention
+
+
+def logit_statistics(
+  logits: np.ndarray, num_iters: int, mask: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+  """What the experiments change, as it is in one model.
+
+  Args:
+    logits: ``[layers, batch, heads, n, n]``.
+    num_iters: of the model's Sinkhorn; 0 is softmax.
+    mask: booleans ``[batch, n]``, True for valid tokens.
+
+  Returns:
+    ``column bias`` (its share in the variance of logits within rows), ``logit
+    spread`` (standard deviation of logits within rows) and ``bias dependence``
+    (total variation of the weights when the bias is removed), each
+    ``[layers, batch, heads]``.
+  """
+  variance = logit_variance(logits, mask)
+  return {
+    'column bias': variance.fraction,
+    'logit spread': np.sqrt(variance.total),
+    'bias dependence': bias_dependence(logits, num_iters, mask)[1],
+  }
 
 
 def mean_entropy(

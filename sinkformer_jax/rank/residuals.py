@@ -455,16 +455,16 @@ def attention_entropy(
     return entropy / np.where(count > 0, count, np.nan)
 
 
-def of_one_example(residuals: Residuals) -> Residuals:
-  """Residuals of the only example, without its axis, the second."""
+def of_examples(residuals: Residuals, examples: np.ndarray | int) -> Residuals:
+  """Residuals of some examples, the second axis; of one number, without it."""
 
-  def first(x):
-    return (
-      {k: v[:, 0] for k, v in x.items()} if isinstance(x, dict) else x[:, 0]
-    )
+  def chosen(x):
+    if isinstance(x, dict):
+      return {k: v[:, examples] for k, v in x.items()}
+    return x[:, examples]
 
   fields = ('log10', 'log10_whole', 'below_resolution', 'invalid')
-  own = {x: first(getattr(residuals, x)) for x in fields}
+  own = {x: chosen(getattr(residuals, x)) for x in fields}
   return dataclasses.replace(residuals, **own)
 
 

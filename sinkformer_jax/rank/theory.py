@@ -92,6 +92,27 @@ class Layer:
     return float(np.linalg.norm(self.residual, 2))
 
 
+def random_layer(
+  seed: int, num_tokens: int, width: int, mean_size: float = 0.0
+) -> Layer:
+  """A layer of Gaussian weights of variance ``1 / width``, and its tokens.
+
+  Args:
+    seed: a non-negative int.
+    num_tokens: how many.
+    width: of tokens, queries and values.
+    mean_size: standard deviation of the numbers of the mean token.
+  """
+  rng = np.random.default_rng(seed)
+  x = rng.standard_normal((num_tokens, width))
+  x -= x.mean(0)
+  x += mean_size * rng.standard_normal(width)
+  w_qk, w_v = (
+    rng.standard_normal((width, width)) / math.sqrt(width) for _ in range(2)
+  )
+  return Layer(x, w_qk, w_v, width)
+
+
 def base_weights(layer: Layer) -> np.ndarray:
   """``p = softmax(b)``, ``[n]``: softmax of what the mean token brings in."""
   p = np.exp(layer.bias - layer.bias.max())
