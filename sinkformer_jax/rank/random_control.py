@@ -15,6 +15,7 @@ import numpy as np
 
 from sinkformer_jax import numerics
 from sinkformer_jax import sinkhorn
+from sinkformer_jax.rank import blocks
 from sinkformer_jax.rank import paths
 from sinkformer_jax.rank import residuals
 
@@ -172,7 +173,7 @@ def sweep(
       attention = random_attention(
         seed, normalizer, scale, num_tokens, num_layers, num_draws, num_iters
       )
-      row_error, column_error = paths.marginal_errors(attention)
+      row_error, column_error = blocks.marginal_errors(attention)
       for half_identity, heads in choices.items():
         norms_of_products = paths.path_residuals(
           attention, heads, norms=norms, plain=normalizer == 'sinkhorn_column'
