@@ -94,11 +94,11 @@ def _measure_pair(softmax, sinkhorn, options, progress, result):
 
   name = f'{softmax.name} and {sinkhorn.name}'
   logits, bad = {}, False
-  for subject in (softmax, sinkhorn):
+  for source, subject in (('softmax', softmax), ('sinkhorn', sinkhorn)):
     capture = subject.whole(options, progress, result.notes)
     bad = bad or bool(capture.about['non_finite_layers'])
     # No more of it is kept: that of long texts takes gigabytes.
-    logits[subject.normalizer] = capture.logits
+    logits[source] = capture.logits
     mask, examples = capture.mask, np.array(capture.about['examples'])
     del capture
   if bad:

@@ -14,6 +14,7 @@ same. A name without a normalizer makes a curve of its own, and no pair.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import pathlib
 from typing import Any
 
@@ -24,6 +25,10 @@ from sinkformer_jax import errors
 from sinkformer_jax import normalizers
 from sinkformer_jax import rank
 
+# Where logits are normalized again and a file does not say how often.
+NUM_ITERS = 50
+# Files make pairs among themselves, never with runs.
+_SETTING = -1
 _WHOLE = encoder.Ablation()
 
 
@@ -50,8 +55,9 @@ class OwnCapture:
 
   @property
   def num_iters(self) -> int:
-    """Sinkhorn iterations, if the file says; 50 otherwise."""
-    return int(self.capture.about.get('num_iters', 50))
+    """Sinkhorn iterations, if the file says; otherwise `NUM_ITERS`."""
+    found = self.capture.about.get('num_iters')
+    return NUM_ITERS if found is None else int(found)
 
   def has(self, what: str) -> bool:
     """Whether it has 'logits', 'hidden', 'attention_output' or a 'model'."""
@@ -72,8 +78,9 @@ class OwnCapture:
       'data': self.capture.about.get('dataset', 'own captures'),
       'notice': '',
       'normalizer': self.normalizer or self.name,
-      'group': self.normalizer or self.name,
-      'setting': None if self.seed is None else 0,
+      # Not that of runs: a curve is of runs or of files.
+      'group': f'{self.normalizer}, files' if self.normalizer else self.name,
+      'setting': None if self.seed is None else _SETTING,
       'seed': self.seed,
       'step': self.capture.about.get('step'),
       'weights': 'trained',
@@ -103,7 +110,9 @@ class OwnCapture:
     count = min(options['num_examples'], there)
     if count < options['num_examples']:
       notes.append(f'{self.name} has {there} examples.')
-    yield _first(self.capture, count)
+    capture = _first(self.capture, count)
+    notes.extend(f'{self.name}: {x}' for x in capture.about['notes'])
+    yield capture
     progress(count, count)
 
   def whole(
@@ -126,6 +135,12 @@ class OwnCapture:
         ' residual of a product is defined for rows that sum to 1; close the'
         ' rows, or read its values as invalid.'
       )
+    about = self.capture.about
+    if self.normalizer == 'sinkhorn' and about.get('num_iters') is None:
+      notes.append(
+        f'{self.name}: its about has no num_iters; where its logits are'
+        f' normalized again, it is by {NUM_ITERS} Sinkhorn iterations.'
+      )
     return notes
 
 
@@ -138,12 +153,11 @@ def _first(capture, count):
   about = {
     'row_sums': None,
     'dtype': str(capture.attention.dtype),
-    'non_finite_layers': [],
     **capture.about,
     'examples': capture.about.get('examples', list(range(count)))[:count],
   }
   mask = None if capture.mask is None else capture.mask[:count]
-  return rank.Capture(**arrays, mask=mask, about=about)
+  return rank.described(rank.Capture(**arrays, mask=mask, about=about))
 
 
 def load(paths: Sequence[str]) -> list[OwnCapture]:
@@ -154,7 +168,8 @@ def load(paths: Sequence[str]) -> list[OwnCapture]:
 
   Raises:
     errors.UserError: for a file that cannot be read, names the array, its shape
-      and what was expected; and for two files of one name.
+      and what was expected; for two files of one name; and for a pair whose
+      shapes differ.
   """
   stems = [pathlib.Path(x).stem for x in paths]
   for stem in stems:
@@ -171,7 +186,27 @@ def load(paths: Sequence[str]) -> list[OwnCapture]:
     if named:
       seed = seeds.setdefault(stem.replace(named, ''), len(seeds))
     found.append(OwnCapture(stem, capture, normalizer, seed))
+  for one, other in itertools.combinations(found, 2):
+    if one.seed is not None and one.seed == other.seed:
+      _check_pair(one, other)
   return found
+
+
+def _check_pair(one, other):
+  if one.normalizer == other.normalizer:
+    raise errors.UserError(
+      f'--capture: {one.name} and {other.name} are both of'
+      f' {one.normalizer} and would be one half of the same pair.'
+    )
+  for name in ('attention', 'mask'):
+    ours, theirs = (getattr(x.capture, name) for x in (one, other))
+    shapes = [None if x is None else x.shape for x in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+      raise errors.UserError(
+        f'--capture: {one.name} and {other.name} are a pair by their names;'
+        f' {name} of both must have one shape, got {shapes[0]} and {shapes[1]}.'
+        ' Rename one of them, or write the same examples into both.'
+      )
 
 
 def _normalizer(stem):

@@ -11,11 +11,12 @@ from sinkformer_jax.rank import theory
 from sinkformer_jax.rank.blocks import column_spread
 from sinkformer_jax.rank.blocks import marginal_errors
 from sinkformer_jax.rank.captures import Capture
-from sinkformer_jax.rank.captures import capture
-from sinkformer_jax.rank.captures import capture_chunks
+from sinkformer_jax.rank.captures import described
 from sinkformer_jax.rank.captures import load_capture
-from sinkformer_jax.rank.captures import untrained_run
 from sinkformer_jax.rank.exact import exact_rms
+from sinkformer_jax.rank.forward import capture
+from sinkformer_jax.rank.forward import capture_chunks
+from sinkformer_jax.rank.forward import untrained_run
 from sinkformer_jax.rank.paths import ABSENT
 from sinkformer_jax.rank.paths import path_residuals
 from sinkformer_jax.rank.paths import sample_paths
@@ -50,6 +51,7 @@ __all__ = [
   'collapse',
   'column_spread',
   'concatenate',
+  'described',
   'effective_rank',
   'exact_rms',
   'lipschitz',

@@ -1,13 +1,27 @@
-"""Tiny runs, trained once for all tests of the analysis."""
+"""Tiny runs, trained once for all tests of the analysis; reading tables."""
 
+import csv
 import pathlib
 
 import pytest
 
+from analysis.common import command
+from analysis.common import runs as runs_lib
 from configs import mnist_sinkhorn
 from sinkformer_jax import training
 
 HERE = pathlib.Path(__file__).parent
+OPTIONS = {
+  'seed': 0,
+  'num_examples': 10,
+  'num_paths': 7,
+  'skip': False,
+  'scales': ['1', '3'],
+  'num_draws': 6,
+  'num_tokens': 8,
+  'num_layers': 5,
+  'num_iters': 4,
+}
 
 
 def pytest_collection_modifyitems(items):
@@ -42,3 +56,27 @@ def runs(tmp_path_factory):
 def pair(runs):
   """The two directories of a pair."""
   return [runs['softmax', 0], runs['sinkhorn', 0]]
+
+
+@pytest.fixture(scope='session')
+def subjects(pair):
+  return runs_lib.load(pair)
+
+
+def analyse(name, subjects, output, **options):
+  return command.analyse(
+    name, subjects, OPTIONS | options, output, command.Progress()
+  )
+
+
+def read(output, name):
+  with (output / f'{name}.csv').open() as file:
+    return list(csv.DictReader(file))
+
+
+def curve(rows, column='mean', **values):
+  """One column over depth of the rows with these values."""
+  rows = [x for x in rows if all(x[k] == str(v) for k, v in values.items())]
+  depths = [int(x['depth']) for x in rows]
+  assert depths == list(range(depths[0], depths[0] + len(rows)))
+  return [float(x[column] or 'nan') for x in rows]

@@ -14,7 +14,7 @@ from sinkformer_jax import data
 from sinkformer_jax import errors
 from sinkformer_jax import training
 from sinkformer_jax.data import text
-from tests.analysis import scripts_test
+from tests.analysis import conftest
 from tests.data import official
 
 # They train runs: a minute of one core.
@@ -65,7 +65,7 @@ def subjects(workdirs):
 def test_padding_changes_no_number(subjects, name, monkeypatch, tmp_path):
   def summary(folder):
     (tmp_path / folder).mkdir()
-    return scripts_test.analyse(name, subjects, tmp_path / folder).summary
+    return conftest.analyse(name, subjects, tmp_path / folder).summary
 
   short = summary('short')
   dataset = subjects[0].dataset()
@@ -83,7 +83,7 @@ def test_padding_changes_no_number(subjects, name, monkeypatch, tmp_path):
     other = long[name_of_column]
     if column.dtype.kind == 'f' and name_of_column not in EXACT:
       # Row errors are rounding.
-      np.testing.assert_allclose(other, column, rtol=1e-6, atol=ANALYSES[name])
+      np.testing.assert_allclose(other, column, rtol=0, atol=ANALYSES[name])
     else:
       pd.testing.assert_series_equal(other, column)
   # A curve that is there, and not all of it.
@@ -91,9 +91,7 @@ def test_padding_changes_no_number(subjects, name, monkeypatch, tmp_path):
 
 
 def test_report(subjects, tmp_path):
-  finished = [
-    scripts_test.analyse(x, subjects, tmp_path) for x in report.ANALYSES
-  ]
+  finished = [conftest.analyse(x, subjects, tmp_path) for x in report.ANALYSES]
   page = report.render(subjects, finished, tmp_path, {})
   assert '190 training examples' in page
   assert 'made from 200 of 120,000 train examples' in page

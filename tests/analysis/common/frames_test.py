@@ -171,3 +171,16 @@ def test_write_raw(tmp_path):
     content = json.load(file)
   assert content['run'][5:7] == ['a,"b"', 'c']
   assert content['log10'][:4] == [0.1, None, None, 1e-300]
+
+
+def test_pairs_are_of_one_number_of_tokens():
+  """Groups of examples by length are not paired with each other."""
+  rows = [
+    row(x, 0, mean, tokens=tokens)
+    for x, shift in (('softmax', 0.0), ('sinkhorn', 0.5))
+    for tokens, mean in ((10.0, -1.0 + shift), (20.0, -4.0 + shift))
+  ]
+  found = frames.differences(table(*rows))
+  assert list(found['tokens']) == [10, 20]
+  assert list(found['difference']) == [0.5, 0.5]
+  assert list(found['num_pairs']) == [1, 1]

@@ -141,3 +141,54 @@ def test_files_that_are_refused(tmp_path, arrays, words):
 def test_two_files_of_one_name(files):
   with pytest.raises(errors.UserError, match='two files are named softmax_a'):
     own.load([files[0], files[0]])
+
+
+def test_files_make_no_pairs_with_runs(files):
+  (subject,) = own.load(files[:1])
+  # Settings of runs count from 0.
+  assert subject.about()['setting'] < 0
+  assert subject.about()['group'] == 'softmax, files'
+
+
+def test_pairs_must_fit(files, tmp_path):
+  path = tmp_path / 'sinkhorn_c.npz'
+  np.savez(path, attention=weights('sinkhorn', 0)[:, :2])
+  other = tmp_path / 'softmax_c.npz'
+  np.savez(other, attention=weights('softmax', 0))
+  with pytest.raises(errors.UserError, match=r'attention.*\(4, 2, 2, 6, 6\)'):
+    own.load([str(path), str(other)])
+
+
+def test_what_is_not_finite_is_named(tmp_path):
+  attention = weights('softmax', 0)
+  attention[2, 1, 0, 3, 3] = np.nan
+  path = tmp_path / 'softmax_a.npz'
+  np.savez(path, attention=attention)
+  (subject,) = own.load([str(path)])
+  notes = []
+  (capture,) = subject.captures(OPTIONS, lambda *_: None, notes)
+  assert notes == ['softmax_a: attention of layer 3 not finite']
+  assert capture.about['non_finite_layers'] == [3]
+
+
+def test_the_same_capture_in_float32(tmp_path):
+  """Computed in float64, with the resolution of float32."""
+  attention = weights('softmax', 0).astype(np.float32)
+  path = tmp_path / 'softmax_a.npz'
+  np.savez(path, attention=attention)
+  output = tmp_path / 'out'
+  output.mkdir()
+  subjects = own.load([str(path)])
+  finished = command.analyse(
+    'path_products', subjects, OPTIONS, output, command.Progress()
+  )
+  residuals = rank.path_residuals(attention, rank.sample_paths(0, 4, 2, 7))
+  assert residuals.dtype == 'float32'
+  assert set(finished.summary['dtype']) == {'float32'}
+  found = finished.summary.query(
+    "quantity == 'path, first layers' and norm == 'spectral'"
+    " and scaling == 'absolute'"
+  )
+  expected = rank.summarize(residuals)
+  np.testing.assert_allclose(found['mean'], expected['mean'], rtol=1e-12)
+  assert list(found['below_resolution']) == list(expected['below_resolution'])
