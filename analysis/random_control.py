@@ -63,15 +63,8 @@ def _about(control, options):
   if group != 'softmax':
     closed = control.normalizer != 'sinkhorn_column'
     group = f'sinkhorn, {naming.iterations(options["num_iters"], closed)}'
-  return {
-    'run': 'random',
-    'data': 'random logits',
-    'notice': '',
-    'normalizer': control.normalizer,
-    'group': group,
-    'setting': None,
+  return frames.about_random('random logits', control.normalizer, group) | {
     'seed': options['seed'],
-    'step': None,
     'quantity': f'random path, logit scale {control.scale:g}',
     'scale': control.scale,
     'ablation': _TITLES[control.half_identity],

@@ -42,6 +42,10 @@ SWEEP = {
 }
 
 
+# What all rows have in common.
+_COMMON = {'norm': 'spectral', 'scaling': 'absolute', 'dtype': 'float64'}
+
+
 def measure(
   subjects: Sequence, options: dict[str, Any], progress: command.Progress
 ) -> frames.Result:
@@ -50,11 +54,9 @@ def measure(
   # Whoever asks for one run after the other needs these once.
   if options.get('random_weights', True):
     progress.part('theory: bounds of one layer')
-    for mean in _MEANS:
-      result.summary.append(_sweep(options['seed'], mean))
+    result.summary += [_sweep(options['seed'], x) for x in _MEANS]
     progress.part('theory: law of depth, random weights')
-    for num_iters in (0, _NUM_ITERS):
-      result.summary.append(_random_law(options['seed'], num_iters))
+    result.summary += [_random_law(options['seed'], x) for x in (0, _NUM_ITERS)]
   for subject in subjects:
     progress.part(f'theory: law of depth, {subject.name}')
     _run_law(subject, options, result)
@@ -62,137 +64,111 @@ def measure(
 
 
 def _about(quantity, group):
-  return {
-    'run': 'random',
-    'data': 'random weights',
-    'notice': '',
-    'normalizer': 'softmax' if group == 'softmax' else 'sinkhorn',
-    'group': group,
-    'setting': None,
-    'seed': None,
-    'step': None,
-    'weights': 'random',
-    'quantity': quantity,
-    'norm': 'spectral',
-    'scaling': 'absolute',
-    'dtype': 'float64',
-  }
+  normalizer = 'softmax' if group == 'softmax' else 'sinkhorn'
+  about = frames.about_random('random weights', normalizer, group)
+  return about | _COMMON | {'weights': 'random', 'quantity': quantity}
 
 
 def _sweep(seed, mean_size):
   import pandas as pd
 
-  from sinkformer_jax import rank
+  from sinkformer_jax.rank import theory
 
-  layer = rank.theory.random_layer(seed, _TOKENS, _WIDTH, mean_size)
-  rows = [
-    _about('one layer', words)
-    | {
-      'ablation': _MEANS[mean_size],
-      'logit_norm': row['logit_norm'],
-      'input': row['input'],
-      'column_error': row['sinkhorn_column_error']
-      if column == 'sinkhorn'
-      else None,
-      'mean': float(np.log10(row[column])),
-      'count': 1,
-    }
-    for row in rank.theory.scale_sweep(layer, LOGIT_NORMS, _NUM_ITERS)
+  layer = theory.random_layer(seed, _TOKENS, _WIDTH, mean_size)
+  sweep = pd.DataFrame(theory.scale_sweep(layer, LOGIT_NORMS, _NUM_ITERS))
+  errors = sweep['sinkhorn_column_error']
+  parts = [
+    sweep[['logit_norm', 'input']].assign(
+      **_about('one layer', words),
+      ablation=_MEANS[mean_size],
+      column_error=errors if column == 'sinkhorn' else np.nan,
+      mean=np.log10(sweep[column]),
+      count=1,
+    )
     for column, words in SWEEP.items()
   ]
-  return pd.DataFrame(rows)
+  return frames.concat(parts)
 
 
 def _random_law(seed, num_iters):
-  from sinkformer_jax import rank
+  from sinkformer_jax.rank import collapse
 
-  params, embedding = rank.collapse.random_encoder(
-    seed, _LAYERS, _TOKENS, _WIDTH
-  )
-  states = rank.collapse.propagate(
-    params, embedding, _HEADS, num_iters, norm_position=None
+  params, embedding = collapse.random_encoder(seed, _LAYERS, _TOKENS, _WIDTH)
+  values, _ = collapse.residuals_by_layer(
+    params, [embedding], _HEADS, num_iters, norm_position=None
   )
   name = naming.iterations(num_iters)
-  group = f'sinkhorn, {name}' if num_iters else 'softmax'
-  about = _about('law of depth', group) | {'ablation': 'no LayerNorm'}
-  values = np.array([x.log10_residual() for x in states])
-  return frames.by_depth(about, _law_statistics(values[:, None]))
+  about = _about(
+    'law of depth', f'sinkhorn, {name}' if num_iters else 'softmax'
+  )
+  return _law(about | {'ablation': 'no LayerNorm'}, values)
+
+
+def _law(about, log10):
+  from sinkformer_jax.rank import collapse
+
+  exponent = collapse.exponents(log10.mean(1))
+  statistics = frames.value_statistics(log10) | {'exponent': exponent}
+  return frames.by_depth(about, statistics)
 
 
 def _run_law(subject, options, result):
   import jax
 
   from sinkformer_jax import encoder
-  from sinkformer_jax import rank
+  from sinkformer_jax.rank import collapse
 
   model = subject.run.config.model
   num_examples = min(options['num_examples'], MAX_EXAMPLES)
-  off = encoder.Ablation(skip=False, ffn=False)
   captures = list(
     subject.captures(
       options | {'num_examples': num_examples},
       lambda *_: None,
       result.notes,
-      off,
+      encoder.Ablation(skip=False, ffn=False),
     )
   )
-  examples = [x for capture in captures for x in _embeddings(capture)]
-  refused = {
-    f'it is made for softmax and Sinkhorn, not for {subject.normalizer}': (
-      subject.normalizer not in ('softmax', 'sinkhorn')
-    ),
-    'it has values that are not finite': any(
-      x.about['non_finite_layers'] for x in captures
-    ),
-    'it has an example of fewer than 2 tokens': min(map(len, examples)) < 2,
-  }
-  for why, applies in refused.items():
-    if applies:
-      result.notes.append(
-        f'{subject.name} is left out of the law of depth: {why}.'
-      )
-      return
-  params = jax.device_get(subject.run.params['encoder'])
-  about = subject.about() | {
-    'setting': None,
-    'quantity': 'law of depth',
-    'norm': 'spectral',
-    'dtype': 'float64',
-    'examples': num_examples,
-  }
+  embeddings = [x for capture in captures for x in _embeddings(capture)]
+
+  def left_out(why, where='the law of depth'):
+    result.notes.append(f'{subject.name} is left out of {where}: {why}.')
+
+  why = _why_not(subject, captures, embeddings)
+  if why:
+    left_out(why)
+    return
+  about = subject.about() | _COMMON
+  about |= {'setting': None, 'examples': num_examples}
   for ffn, words in LAW_ABLATIONS.items():
     if ffn and model.deepnorm:
-      result.notes.append(
-        f'{subject.name} is left out of the law of depth with the FFN on: it'
-        ' has DeepNorm.'
-      )
+      left_out('it has DeepNorm', 'the law of depth with the FFN on')
     if ffn and (model.deepnorm or not model.ffn):
       continue
-    states = [
-      rank.collapse.propagate(
-        params,
-        x,
-        model.num_heads,
-        model.num_iters if model.normalizer == 'sinkhorn' else 0,
-        model.norm_position,
-        ffn,
-      )
-      for x in examples
-    ]
-    absolute, whole = (
-      np.array([[getattr(y, name)() for y in x] for x in states]).T
-      for name in ('log10_residual', 'log10_whole')
+    absolute, whole = collapse.residuals_by_layer(
+      jax.device_get(subject.run.params['encoder']),
+      embeddings,
+      model.num_heads,
+      model.num_iters if model.normalizer == 'sinkhorn' else 0,
+      model.norm_position,
+      ffn,
     )
-    for scaling, values in (
-      ('absolute', absolute),
-      ('relative', absolute - whole),
-    ):
-      result.summary.append(
-        frames.by_depth(
-          about | {'ablation': words, 'scaling': scaling},
-          _law_statistics(values),
-        )
-      )
+    about |= {'quantity': 'law of depth', 'ablation': words}
+    scaled = {'absolute': absolute, 'relative': absolute - whole}
+    result.summary += [
+      _law(about | {'scaling': x}, log10) for x, log10 in scaled.items()
+    ]
+
+
+def _why_not(subject, captures, embeddings):
+  """What keeps a run from being followed; '' if nothing does."""
+  if subject.normalizer not in ('softmax', 'sinkhorn'):
+    made_for = 'it is made for softmax and Sinkhorn, not for'
+    return f'{made_for} {subject.normalizer}'
+  if any(x.about['non_finite_layers'] for x in captures):
+    return 'it has values that are not finite'
+  if min(map(len, embeddings)) < 2:
+    return 'it has an example of fewer than 2 tokens'
+  return ''
 
 
 def _embeddings(capture):
@@ -201,13 +177,6 @@ def _embeddings(capture):
   if mask is None:
     return list(tokens)
   return [x[valid] for x, valid in zip(tokens, mask, strict=True)]
-
-
-def _law_statistics(values):
-  from sinkformer_jax import rank
-
-  exponent = rank.collapse.exponents(values.mean(1))
-  return frames.value_statistics(values) | {'exponent': exponent}
 
 
 def plots(summary: frames.Table) -> list[curves.Plot]:

@@ -120,6 +120,20 @@ class Result:
     self.raw.setdefault(name, []).append(part)
 
 
+def about_random(data: str, normalizer: str, group: str) -> dict[str, Any]:
+  """What identifies random matrices or weights in a table: no run, no pairs."""
+  return {
+    'run': 'random',
+    'data': data,
+    'notice': '',
+    'normalizer': normalizer,
+    'group': group,
+    'setting': None,
+    'seed': None,
+    'step': None,
+  }
+
+
 def concat(parts: Sequence[Table]) -> Table:
   """Tables below each other; what a part lacks is missing there."""
   import pandas as pd

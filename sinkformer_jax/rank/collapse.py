@@ -27,6 +27,7 @@ Everything is NumPy in float64. Padded tokens have to be cut off before.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 import jax
@@ -153,6 +154,39 @@ def propagate(
         x = layer_norm(x, block['ffn_norm'])
     states.append(x)
   return states
+
+
+def residuals_by_layer(
+  params: Mapping,
+  embeddings: Sequence[np.ndarray],
+  num_heads: int,
+  num_iters: int,
+  norm_position: str | None = 'pre',
+  ffn: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Sizes of what `propagate` gives, for several examples.
+
+  Args:
+    params: as in `propagate`, and so are the arguments after the next.
+    embeddings: of each example, ``[n, width]``.
+    num_heads: heads of each attention.
+    num_iters: Sinkhorn iterations; 0 is softmax.
+    norm_position: LayerNorm 'pre' or 'post' each sublayer, or None for none.
+    ffn: whether the FFN sublayers are on.
+
+  Returns:
+    log10 of the spectral norms of ``res(X)`` and of ``X``, each
+    ``[layers + 1, examples]``.
+  """
+  states = [
+    propagate(params, x, num_heads, num_iters, norm_position, ffn)
+    for x in embeddings
+  ]
+  residual = np.array(
+    [[x.log10_residual() for x in layers] for layers in states]
+  )
+  whole = np.array([[x.log10_whole() for x in layers] for layers in states])
+  return residual.T, whole.T
 
 
 def random_encoder(
