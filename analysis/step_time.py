@@ -17,7 +17,6 @@ from typing import Any
 from analysis.common import command
 from analysis.common import curves
 from analysis.common import frames
-from analysis.common import timing
 
 FLAGS = command.create_flags(None)
 # What has to be known of what is analysed.
@@ -56,6 +55,8 @@ def measure(
 
 def _table(subject, quantity, values):
   import pandas as pd
+
+  from analysis.common import timing
 
   spread = timing.spread('mean', values)
   row = subject.about() | {

@@ -46,10 +46,10 @@ def test_report(runs, tmp_path):
   assert '±' in stdout
   page = (tmp_path / 'report' / 'report.html').read_text()
   # Nothing is fetched.
-  assert not re.search(r'(src|href)="(?!data:)', page)
+  assert not re.search(r'(src|href)="(?!data:|#)', page)
   assert page.count('data:image/png;base64,') >= 10
-  for title in report.ANALYSES.values():
-    assert f'<h2>{title}</h2>' in page
+  for name, title in report.ANALYSES.items():
+    assert f'<h2 id="{name}">{title}</h2>' in page
   for words in (
     '2 pairs of runs.',
     'largest |column sum - 1|',
