@@ -132,6 +132,45 @@ def path_residuals(
   dtype = residuals.name_dtype(attention, dtype)
   if not plain:
     blocks.check_rows(attention, valid, dtype, row_sums)
+  few = valid.sum(1) < 2
+  rest, whole, below, finite = _sizes(
+    attention,
+    valid,
+    heads,
+    norms,
+    dtype,
+    plain,
+    chunk_size,
+    num_threads,
+    progress,
+  )
+
+  # A path is invalid if its last layer is, or comes after one that is.
+  invalid = np.broadcast_to(few[:, None], below.shape).copy()
+  last = np.where(heads == ABSENT, -1, np.arange(len(attention))).max(-1)
+  invalid[1:] |= last[:, None] >= blocks.first_bad_layer(finite)[:, None]
+  return residuals.Residuals(
+    log10={k: np.where(invalid, np.nan, v) for k, v in rest.items()},
+    log10_whole={k: np.where(invalid, np.nan, v) for k, v in whole.items()},
+    below_resolution=below & ~invalid,
+    invalid=invalid,
+    problems=residuals.describe_problems(finite, few, first=1),
+    dtype=dtype,
+  )
+
+
+def _sizes(
+  attention,
+  valid,
+  heads,
+  norms,
+  dtype,
+  plain,
+  chunk_size,
+  num_threads,
+  progress,
+):
+  """log10 of norms of residuals and wholes, what is below, finite layers."""
   num_layers, batch, _, n, _ = attention.shape
   depths, num_paths, _ = heads.shape
   chunk_size = chunk_size or max(1, _CHUNK_BYTES // (8 * n * n))
@@ -141,7 +180,6 @@ def path_residuals(
   whole = {kind: np.zeros(shape) for kind in norms}
   below = np.zeros(shape, bool)
   finite = np.ones((num_layers, batch), bool)
-  few = valid.sum(1) < 2
 
   def measure(example):
     matrices, finite[:, example] = blocks.finite_blocks(
@@ -160,20 +198,10 @@ def path_residuals(
           size = residuals.unscaled_norm(matrix, kind)
           whole[kind][at] = residuals.log10(size)
 
-  blocks.for_each(np.flatnonzero(~few), measure, num_threads, progress)
-
-  # A path is invalid if its last layer is, or comes after one that is.
-  invalid = np.broadcast_to(few[:, None], shape).copy()
-  last = np.where(heads == ABSENT, -1, np.arange(num_layers)).max(-1)
-  invalid[1:] |= last[:, None] >= blocks.first_bad_layer(finite)[:, None]
-  return residuals.Residuals(
-    log10={k: np.where(invalid, np.nan, v) for k, v in rest.items()},
-    log10_whole={k: np.where(invalid, np.nan, v) for k, v in whole.items()},
-    below_resolution=below & ~invalid,
-    invalid=invalid,
-    problems=residuals.describe_problems(finite, few, first=1),
-    dtype=dtype,
+  blocks.for_each(
+    np.flatnonzero(valid.sum(1) >= 2), measure, num_threads, progress
   )
+  return rest, whole, below, finite
 
 
 def _walk(products, heads: np.ndarray) -> Iterator[int]:
