@@ -24,6 +24,7 @@ from sinkformer_jax import encoder
 from sinkformer_jax import errors
 from sinkformer_jax import models
 from sinkformer_jax import normalizers
+from sinkformer_jax import numerics
 from sinkformer_jax import training
 from sinkformer_jax.rank import captures
 from sinkformer_jax.rank import residuals
@@ -32,6 +33,7 @@ from sinkformer_jax.training import steps
 DTYPES = ('float64', 'float32')
 
 
+@numerics.fixed()
 def untrained_run(
   config: ml_collections.ConfigDict,
   info: data.DatasetInfo,
@@ -220,7 +222,7 @@ def _computing():
   # A TPU has no float64 of its own.
   backend = 'cpu' if jax.default_backend() == 'tpu' else None
   with (
-    jax.enable_x64(True),
+    numerics.fixed(x64=True),
     jax.default_matmul_precision('highest'),
     jax.default_device(jax.local_devices(backend=backend)[0]),
   ):
